@@ -1,4 +1,4 @@
-"""The command line: one file per subcommand, with its flags (`add_flags`), its work (`run`) and its output.
+"""The command line: for each subcommand its flags (`add_build_flags`), its work (`run_build`) and its output.
 
 May import all other packages; none of them may import it.
 """

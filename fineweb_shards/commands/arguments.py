@@ -9,13 +9,14 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from fineweb_shards.commands.targets import bundled_configs
 from fineweb_shards.errors import UsageError, closest
 from fineweb_shards.run.config import Config, parse_value
 from fineweb_shards.system.shell_commands import PROGRAM
-from fineweb_shards.units import as_typed, parse_bytes, parse_count
+from fineweb_shards.units import as_typed
 
 _LOOKS_LIKE_A_FLAG = re.compile(r"--[A-Za-z]|-h$")
 _BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
@@ -151,62 +152,36 @@ def add_setting_flags(parser: argparse._ActionsContainer, names: Iterable[str]) 
     for field in (fields[name] for name in names):
         flag = "--" + field.name.replace("_", "-")
         if isinstance(field.default, bool):
-            parser.add_argument(
-                flag,
-                action=argparse.BooleanOptionalAction,
-                default=None,
-                help=field.metadata["help"],
-            )
+            both = argparse.BooleanOptionalAction
+            parser.add_argument(flag, action=both, default=None, help=field.metadata["help"])
             continue
         default = field.default if field.default not in ((), None, "") else None
         shown = as_typed(default, field.metadata["parse"]) if isinstance(default, int) else default
         text = field.metadata["help"] + (f" (default: {shown})" if default is not None else "")
-        choices = field.metadata["choices"]
         parser.add_argument(
             flag,
             action="append" if isinstance(field.default, tuple) else "store",
-            type=_value_parser(field),
-            metavar=field.metadata["metavar"] or "{" + ",".join(choices) + "}",
+            type=as_argument(partial(parse_value, field)),
+            metavar=field.metadata["metavar"] or "{" + ",".join(field.metadata["choices"]) + "}",
             help=text.replace("%", "%%"),
         )
 
 
-def _value_parser(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
-    return lambda text: _as_argument_error(parse_value, field, text)
+def as_argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return the parser of a flag's value, with a ValueError turned into the only kind of error whose message
+    argparse shows."""
 
+    def parse_argument(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
 
-def read_count(text: str) -> int:
-    """Parse a flag's value that must be a whole number."""
-    count: int = _as_argument_error(parse_count, text)
-    return count
-
-
-def read_bytes(text: str) -> int:
-    """Parse a flag's value that must be a size."""
-    size: int = _as_argument_error(parse_bytes, text)
-    return size
-
-
-def read_text(text: str) -> str:
-    """Check a flag's value that must not be empty."""
-    if not text:
-        raise argparse.ArgumentTypeError("there is nothing to look for")
-    return text
-
-
-def _as_argument_error(parse: Callable[..., Any], *values: Any) -> Any:
-    """Call `parse`, and turn its ValueError into the only kind of error whose message argparse shows."""
-    try:
-        return parse(*values)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return parse_argument
 
 
 def add_fresh_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags to start over."""
-    parser.add_argument(
-        "--fresh",
-        action="store_true",
-        help="delete what a build has made in --out, after asking, and start over",
-    )
+    text = "delete what a build has made in --out, after asking, and start over"
+    parser.add_argument("--fresh", action="store_true", help=text)
     parser.add_argument("--yes", action="store_true", help="with --fresh: delete without asking, for scripts")

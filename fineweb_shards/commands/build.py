@@ -14,40 +14,41 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags
 from fineweb_shards.commands.targets import read_config
-from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError, exit_code_of
+from fineweb_shards.errors import Interrupted, QuarantineError, ShardError, exit_code_of
 from fineweb_shards.report.page import closing_lines
-from fineweb_shards.run.build import QUARANTINE_NAME, Outcome, build, locked_job
-from fineweb_shards.run.config import Config
-from fineweb_shards.run.job import Job
-from fineweb_shards.run.output_text import (
-    content_lines,
-    output_notes,
-    output_warnings,
-    training_lines,
-    warning_lines,
-)
+from fineweb_shards.run.build import Outcome, build
+from fineweb_shards.run.output_text import output_warnings, result_lines
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.system.machine import apply_priority
-from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.screen import Screen, WaitsOnScreen, choose_screen, print_result, put_json
+from fineweb_shards.watching.screen import choose_screen, print_result, put_json
 
-_FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")
 _LONGEST_SECONDS = 60.0
 _LONGEST_SECONDS_AFTER_INTERRUPT = 5.0  # the user wants the program to end now
+# Names of the manifest's totals, and what is said of them: before the number, its noun, after it.
+_NOTES = (
+    ("skipped_documents", "Skipped", "document", " without a text (null)"),
+    ("replaced_characters", "Replaced by U+FFFD", "invalid character", ""),
+    ("bad_parts", "Left out", "damaged part", " (files, row groups or lines)"),
+    ("token_count_mismatches", "Another token_count than ours", "document", "; see above"),
+    ("quarantined_documents", "Left out", "document", " that could not be encoded; see below"),
+    ("filtered_documents", "Left out by --where", "document", ""),
+    ("unknown_documents", "Left out", "document", " without a value that --where needs"),
+    ("short_documents", "Left out by --min-tokens", "document", ""),
+    ("long_documents", "Left out by --max-document-tokens", "document", ""),
+)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_build_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every setting, and those of this subcommand alone."""
     add_config_flags(parser)
     add_fresh_flags(parser)
@@ -61,7 +62,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--json", action="store_true", help="progress and result as JSON lines, for programs")
 
 
-def run(options: argparse.Namespace) -> None:
+def run_build(options: argparse.Namespace) -> None:
     """Build, and run the user's --on-finish command, however it ends."""
     interrupts = Interrupts(options.resume)
     ignore_closed_output()
@@ -71,7 +72,20 @@ def run(options: argparse.Namespace) -> None:
     interrupts.wipe_sequence, interrupts.on_stop = screen.wipe_sequence, screen.say_stopping
     ending: BaseException | None = None
     try:
-        make_shards(config, options, screen, interrupts.work_is_done)
+        outcome = build(
+            config,
+            screen=screen,
+            command=options.command,
+            fresh=options.fresh,
+            yes=options.yes,
+            same_source=options.same_source,
+            when_done=interrupts.work_is_done,
+        )
+        if options.json:
+            put_json({"event": "result", **summary_values(outcome)})
+        else:
+            print_result(*summary_lines(outcome))
+        outcome.check()
     except BaseException as error:
         ending = error
         raise
@@ -84,59 +98,38 @@ def run(options: argparse.Namespace) -> None:
                 screen.warn(failure)
 
 
-def make_shards(
-    config: Config, options: argparse.Namespace, screen: Screen, when_done: Callable[[], None]
-) -> None:
-    """Run the build, print its result, and raise an error if documents were left out or there were none."""
-    observer = WaitsOnScreen(screen)
-    with locked_job(config, fresh=options.fresh, observer=observer, command=options.command) as job:
-        outcome = build(
-            job,
-            fresh=options.fresh,
-            yes=options.yes,
-            same_source=options.same_source,
-            screen=screen,
-            command=options.command,
-            when_done=when_done,
-        )
-    if options.json:
-        put_json({"event": "result", **summary_values(job, outcome)})
-    else:
-        print_result(*summary_lines(job, outcome))
-    if outcome.manifest.quarantined:
-        raise QuarantineError(
-            f"{show_number_of(len(outcome.manifest.quarantined), 'document')} could not be encoded and had "
-            f"to be left out: see {job.folder / WORK_FOLDER / QUARANTINE_NAME}."
-        )
-    if not outcome.manifest.shards and not outcome.manifest.totals["dropped_tokens"]:
-        if any(outcome.manifest.totals.get(name) for name in _FILTER_COUNTS):
-            raise InputError(
-                "No document was kept, so there is no shard.",
-                "The counts above say why: change --where or the limits, and run it again.",
-            )
-        raise InputError(
-            "The input holds no document, so there is no shard.",
-            "Check what --input or --dataset names, then start over with --fresh.",
-        )
-
-
-def summary_lines(job: Job, outcome: Outcome) -> list[str]:
+def summary_lines(outcome: Outcome) -> list[str]:
     """Return the result as lines for people: where the shards are, what is in them, how to load them."""
-    manifest = outcome.manifest
-    lines = [_first_line(job, outcome), *content_lines(job.output, manifest)]
-    if manifest.peak_memory_bytes:  # 0 if it could not be measured
-        peak = show_bytes(manifest.peak_memory_bytes)
-        lines.append(f"{'memory':<10} {peak} at most, all processes together")
-    lines += _notes(job, outcome)
-    if outcome.run is not None:
-        lines += closing_lines(job.output.store, outcome.run)
-    warnings = output_warnings(job.output, manifest)
-    return lines + training_lines(job.output, manifest) + warning_lines(warnings)
+    job, manifest, run = outcome.job, outcome.manifest, outcome.run
+    if not manifest.shards:
+        first = "No shard was made."
+    elif run is None:
+        first = "Nothing to do: all shards were made before."
+    else:
+        worked_seconds = outcome.seconds - run.stood_still_seconds
+        speed = show_count(outcome.new_tokens / max(worked_seconds, 1e-9))
+        at_speed = f", {speed} tokens/s" if outcome.new_tokens else ""
+        verified = "verified, " if job.config.verify and outcome.new_shards else ""
+        first = f"Done: {verified}in {show_seconds(outcome.seconds)}{at_speed}."
+        if manifest.seconds > worked_seconds + 1:  # waits are in neither of the two
+            first += f" All runs together: {show_seconds(manifest.seconds)} of work."
+    peak = show_bytes(manifest.peak_memory_bytes)
+    memory = f"{'memory':<10} {peak} at most, all processes together"
+    notes = [
+        f"{what}: {show_number_of(count, noun)}{more}."
+        for name, what, noun, more in _NOTES
+        if (count := manifest.totals.get(name))
+    ]
+    if not manifest.shards and manifest.quarantined:
+        notes.append("No other document was in the input, so there is no shard.")
+    facts = [memory] if manifest.peak_memory_bytes else []  # 0 if it could not be measured
+    closing = closing_lines(job.output.store, run) if run else []
+    return [first, *result_lines(job.output, manifest, facts=facts, notes=notes, closing=closing)]
 
 
-def summary_values(job: Job, outcome: Outcome) -> dict[str, Any]:
+def summary_values(outcome: Outcome) -> dict[str, Any]:
     """Return the result as values for JSON."""
-    manifest, run = outcome.manifest, outcome.run
+    job, manifest, run = outcome.job, outcome.manifest, outcome.run
     return {
         "folder": job.output.store.location,
         "shards": manifest.shard_count,
@@ -155,46 +148,6 @@ def summary_values(job: Job, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _first_line(job: Job, outcome: Outcome) -> str:
-    """Say whether the build is done, and how long it took."""
-    manifest = outcome.manifest
-    if not manifest.shards:
-        return "No shard was made."
-    if outcome.run is None:
-        return "Nothing to do: all shards were made before."
-    worked_seconds = outcome.seconds - outcome.run.stood_still_seconds
-    speed = show_count(outcome.new_tokens / max(worked_seconds, 1e-9))
-    at_speed = f", {speed} tokens/s" if outcome.new_tokens else ""
-    verified = "verified, " if job.config.verify and outcome.new_shards else ""
-    together = manifest.seconds > worked_seconds + 1  # waits are in neither of the two
-    return f"Done: {verified}in {show_seconds(outcome.seconds)}{at_speed}." + (
-        f" All runs together: {show_seconds(manifest.seconds)} of work." if together else ""
-    )
-
-
-def _notes(job: Job, outcome: Outcome) -> list[str]:
-    manifest = outcome.manifest
-    totals = manifest.totals
-    notes = []
-    for name, what, noun, more in (
-        ("skipped_documents", "Skipped", "document", " without a text (null)"),
-        ("replaced_characters", "Replaced by U+FFFD", "invalid character", ""),
-        ("bad_parts", "Left out", "damaged part", " (files, row groups or lines)"),
-        ("token_count_mismatches", "Another token_count than ours", "document", "; see above"),
-        ("quarantined_documents", "Left out", "document", " that could not be encoded; see below"),
-        ("filtered_documents", "Left out by --where", "document", ""),
-        ("unknown_documents", "Left out", "document", " without a value that --where needs"),
-        ("short_documents", "Left out by --min-tokens", "document", ""),
-        ("long_documents", "Left out by --max-document-tokens", "document", ""),
-    ):
-        if count := totals.get(name):
-            notes.append(f"{what}: {show_number_of(count, noun)}{more}.")
-    if not manifest.shards and manifest.quarantined:
-        notes.append("No other document was in the input, so there is no shard.")
-    notes += output_notes(job.output, manifest)
-    return [f"{'note':<10} {note}" for note in notes]
-
-
 def run_command(
     command: str, folder: Path, error: BaseException | None, location: str | None = None
 ) -> str | None:
@@ -204,14 +157,9 @@ def run_command(
     environment = {**os.environ, **describe_outcome(folder, error, location)}
     try:
         done = subprocess.run(
-            command,
-            shell=True,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,  # standard output is for the result, or for --json
-            timeout=longest,
-            check=False,
-        )
+            command, shell=True, env=environment, timeout=longest, check=False,
+            stdin=subprocess.DEVNULL, stdout=sys.stderr,  # standard output is for the result, or for --json
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"--on-finish: the command was stopped after {longest:.0f} s"
     except OSError as failure:
@@ -226,16 +174,13 @@ def describe_outcome(
     manifest: Manifest | None = None
     with contextlib.suppress(ShardError):  # an unreadable one may be the very reason why the build failed
         manifest = load_manifest(folder)
-    outcome = "failed"
+    outcome = "interrupted" if isinstance(error, Interrupted) else "failed"
     if error is None or isinstance(error, QuarantineError):
         outcome = "complete"
-    elif isinstance(error, Interrupted):
-        outcome = "interrupted"
-    message = printable(str(error)) if error is not None else "The shards are complete."
     values = {
         "OUTCOME": outcome,
         "EXIT_CODE": str(exit_code_of(error)),
-        "MESSAGE": message,
+        "MESSAGE": printable(str(error)) if error is not None else "The shards are complete.",
         "FOLDER": location or str(folder),
         "SHARDS": str(manifest.shard_count if manifest else 0),
         "TOKENS": str(manifest.tokens if manifest else 0),

@@ -14,16 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from fineweb_shards.commands.arguments import read_count, read_text
-from fineweb_shards.errors import NoMatch
+from fineweb_shards.commands.arguments import as_argument
+from fineweb_shards.errors import NoMatch, UsageError
 from fineweb_shards.layouts.llm_c import HEADERS, LlmC
 from fineweb_shards.reading import inspection
 from fineweb_shards.reading.inspection import Match, Target, write_token_bytes
 from fineweb_shards.reading.statistics import TokenStatistics, bucket_range
 from fineweb_shards.reading.token_file import DTYPES
+from fineweb_shards.system.shell_commands import PROGRAM
 from fineweb_shards.system.terminal import printable, safe_text
 from fineweb_shards.tokenizers.references import decode
-from fineweb_shards.units import show_bytes, show_count, show_number_of
+from fineweb_shards.units import parse_count, show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import Vocabulary
 
 _KINDS = {"npy": "NumPy array, 1.0", "raw": "no header"}
@@ -32,29 +33,33 @@ _SHOWN_TOKENS = 12
 _BAR_WIDTH = 40
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_inspect_flags(parser: argparse.ArgumentParser) -> None:
     """Add the file or folder to inspect, and what to show of it."""
     parser.add_argument("path", metavar="FILE|DIR", help="on this machine, or in a bucket (s3://…)")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--document", metavar="N", type=read_count, help="show the N-th document, from 0")
+    what.add_argument(
+        "--document", metavar="N", type=as_argument(parse_count), help="show the N-th document, from 0"
+    )
     what.add_argument("--random", action="store_true", help="show a document chosen by chance")
-    what.add_argument("--grep", metavar="TEXT", type=read_text, help="list the documents that contain TEXT")
+    what.add_argument("--grep", metavar="TEXT", help="list the documents that contain TEXT")
     what.add_argument(
         "--token-bytes", metavar="FILE", type=Path,
         help="write a .npy file with the number of bytes of every token id (0: EOT), for bits per byte",
     )  # fmt: skip
-    parser.add_argument("--seed", metavar="N", type=read_count, help="with --random: the same one each time")
     parser.add_argument(
-        "--dtype",
-        choices=[*DTYPES],
-        metavar="{" + ",".join(DTYPES) + "}",
-        help="how wide tokens without a header are, where neither a manifest nor the name tells",
+        "--seed", metavar="N", type=as_argument(parse_count), help="with --random: the same one each time"
     )
+    parser.add_argument(
+        "--dtype", choices=[*DTYPES], metavar="{" + ",".join(DTYPES) + "}",
+        help="how wide tokens without a header are, where neither a manifest nor the name tells",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
-def run(options: argparse.Namespace) -> None:
+def run_inspect(options: argparse.Namespace) -> None:
     """Print statistics, one document, or the documents that contain a text; or write the tokens' bytes."""
+    if options.grep == "":
+        raise UsageError("--grep: there is nothing to look for.", f"See `{PROGRAM} inspect --help`.")
     target = inspection.open_target(options.path, DTYPES.get(options.dtype or ""))
     if options.token_bytes is not None:
         path, vocabulary = options.token_bytes, target.vocabulary
@@ -74,16 +79,16 @@ def run(options: argparse.Namespace) -> None:
         if not found_any:
             raise NoMatch  # exit code 1, like grep
         return
-    if options.document is None and not options.random:
+    number = options.document
+    if options.random:
+        number = inspection.choose_document(target, options.seed)
+    if number is None:
         found = inspection.count(target)
         if options.json:
             print(json.dumps(statistics_json(target, found), indent=1))
         else:
             print("\n".join(statistics_lines(target, found)))
         return
-    number = options.document
-    if number is None:
-        number = inspection.choose_document(target, options.seed)
     pieces = inspection.read_document(target, number)
     first = next(pieces, "")
     if options.json:
@@ -114,16 +119,13 @@ def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
         rest = f"{show_number_of(found.head_tokens, 'token')} of one that began before"
         rows.append(f"{'begins':<10} in the middle of a document, with {rest}")
     if found.documents:
-        rows.append(
-            f"{'length':<10} {found.mean_tokens:,.1f} tokens on average, the longest {found.longest:,}"
-        )
-        rows.append(
-            f"{'text':<10} {show_bytes(found.text_bytes)}, {found.bytes_per_token:.2f} bytes per token"
-        )
+        rows += [
+            f"{'length':<10} {found.mean_tokens:,.1f} tokens on average, the longest {found.longest:,}",
+            f"{'text':<10} {show_bytes(found.text_bytes)}, {found.bytes_per_token:.2f} bytes per token",
+        ]
     if found.outside:
-        rows.append(
-            f"{'damage':<10} {found.outside:,} tokens are outside the vocabulary of {found.vocabulary.size:,}"
-        )
+        size = found.vocabulary.size
+        rows.append(f"{'damage':<10} {found.outside:,} tokens are outside the vocabulary of {size:,}")
     rows += ["", *_histogram_lines(found), "", f"{'token':>17} {'times':>12} {'share':>7}"]
     text_tokens = max(1, found.tokens - found.boundaries)
     for token, times in found.most_frequent(_SHOWN_TOKENS):
@@ -166,17 +168,13 @@ def statistics_json(target: Target, found: TokenStatistics, frequent: int = 100)
 
 def match_line(match: Match) -> str:
     """Return a line for a match: the document's number, and the text around it."""
-    before = safe_text(match.before, 200)[-40:]
+    before, after = safe_text(match.before, 200)[-40:], safe_text(match.after, 40)
+    # `safe_text` has stripped the white space around the match.
+    before += " " if match.before[-1:].isspace() else ""
+    after = f" {after}" if match.after[:1].isspace() else after
     # `rest`: the match is in a document that began in the shard before.
     number = "rest" if match.document < 0 else str(match.document)
-    return f"{number}: {before}{_gap(match.before[-1:])}{safe_text(match.text, 200)}" + (
-        f"{_gap(match.after[:1])}{safe_text(match.after, 40)}"
-    )
-
-
-def _gap(char: str) -> str:
-    """Return the white space that `safe_text` has stripped: a space if `char` is one."""
-    return " " if char.isspace() else ""
+    return f"{number}: {before}{safe_text(match.text, 200)}{after}"
 
 
 def _histogram_lines(found: TokenStatistics) -> list[str]:

@@ -24,7 +24,7 @@ from fineweb_shards.system.signals import ignore_signals, raise_interrupts
 from fineweb_shards.system.standard_streams import prepare_streams
 from fineweb_shards.watching.screen import print_error
 
-SUBCOMMANDS = {  # each is a module of this name beside this one
+SUBCOMMANDS = {
     "build": "make the shards, or resume an interrupted build",
     "plan": "show what a build would do, without writing anything",
     "verify": "check every shard of a folder against its manifest",
@@ -34,6 +34,7 @@ SUBCOMMANDS = {  # each is a module of this name beside this one
     "inspect": "look into shards: figures, documents, a search",
     "upload": "put finished shards into a dataset on the Hugging Face hub",
 }
+MODULES = {"build": "build", "plan": "plan", "inspect": "inspect"}  # beside this one; all others: folders
 EXAMPLES = {
     "build": (
         "build demo  # a small one, in out/demo",
@@ -131,7 +132,7 @@ def make_parsers(names: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[st
     for name, subcommand in chosen.items():
         subcommand.description = f"{SUBCOMMANDS[name][0].upper()}{SUBCOMMANDS[name][1:]}."
         subcommand.epilog = "\n".join(["examples:", *(f"  {PROGRAM} {words}" for words in EXAMPLES[name])])
-        module = import_module(f"{__package__}.{name}")
-        subcommand.set_defaults(run=module.run, subcommand=name)
-        module.add_flags(subcommand)
+        module = import_module(f"{__package__}.{MODULES.get(name, 'folders')}")
+        subcommand.set_defaults(run=getattr(module, f"run_{name}"), subcommand=name)
+        getattr(module, f"add_{name}_flags")(subcommand)
     return parser, chosen

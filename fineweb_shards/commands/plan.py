@@ -14,10 +14,17 @@ from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
 from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.run.input_sample import document_rows
-from fineweb_shards.run.job import make_job
-from fineweb_shards.run.plan import REMOTE_FOOTERS, Plan, check_disk, make_plan, split_error
-from fineweb_shards.run.plan_text import plan_warning_lines, short_rows, show_estimate
-from fineweb_shards.run.resume import open_manifest
+from fineweb_shards.run.job import make_job, open_manifest
+from fineweb_shards.run.plan import (
+    REMOTE_FOOTERS,
+    Plan,
+    check_disk,
+    make_plan,
+    plan_warning_lines,
+    short_rows,
+    show_estimate,
+    split_error,
+)
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.units import show_count, show_seconds
@@ -27,19 +34,19 @@ from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_resu
 # connection is given up it stays below a minute.
 _OUTAGE_SECONDS = 20
 
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what to build."""
-    add_config_flags(parser)
+add_plan_flags = add_config_flags
 
 
-def run(options: argparse.Namespace) -> None:
+def run_plan(options: argparse.Namespace) -> None:
     """Print the plan; if a build would be refused, raise the same error after it."""
     config = dataclasses.replace(read_config(options), download=False)  # a plan needs no whole file
     if options.max_outage is None:
         config = dataclasses.replace(config, max_outage=min(config.max_outage, _OUTAGE_SECONDS))
     has_out = bool(config.out)
-    config = config if has_out else dataclasses.replace(config, out=free_folder_name())
+    if not has_out:  # propose the name of a folder that is not there
+        names = chain(("shards",), (f"shards-{number}" for number in count(2)))
+        free = next(name for name in names if not os.path.lexists(name))
+        config = dataclasses.replace(config, out=free)
     config.check()
     observer = WaitsOnScreen(LineScreen())
     store = open_store_to_read(config.out, observer, config.max_outage)
@@ -51,34 +58,26 @@ def run(options: argparse.Namespace) -> None:
         manifest = open_manifest(job, same_source=False)
     except ShardError as error:
         refusal = error
+    begins = manifest is not None and not manifest.complete
+    start, done_tokens = (manifest.end, manifest.tokens) if manifest and begins else ((), 0)
     with tempfile.TemporaryDirectory() as scratch:
         tried = job.with_engine(Path(scratch))
-        if manifest is None or manifest.complete:
-            plan = make_plan(tried, trial_seconds=1.0)
-        else:
-            plan = make_plan(tried, trial_seconds=1.0, start=manifest.end, done_tokens=manifest.tokens)
-    if manifest is not None and not manifest.complete and (refusal := split_error(plan)):
-        manifest = None
+        plan = make_plan(tried, trial_seconds=1.0, start=start, done_tokens=done_tokens)
+    if begins and (refusal := split_error(plan)):
+        manifest, begins = None, False
     held = store.is_locked()
-    verdict = verdict_on(manifest, held=held)
-    verdict += "" if has_out else f"; name the folder: --out {config.out}"
-    print_result(*plan_lines(plan, verdict))
+    proposal = "" if has_out else f"; name the folder: --out {config.out}"
+    print_result(*plan_lines(plan, verdict_on(manifest, held=held) + proposal))
     if refusal is not None and not held:
         raise refusal
-    if manifest is not None and not manifest.complete:
+    if begins:
         check_disk(plan)
-
-
-def free_folder_name() -> str:
-    """Return the name of an output folder that is not there, for a plan without --out."""
-    names = (f"shards-{number}" for number in count(2))
-    return next(name for name in chain(("shards",), names) if not os.path.lexists(name))
 
 
 def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
     """Return the whole plan, for `plan`; the `verdict` says what a build would do in this folder."""
     config, extent = plan.job.config, plan.extent
-    rows = [*short_rows(plan)]
+    rows = short_rows(plan)
     before_tokens = next(number for number, (name, _) in enumerate(rows) if name == "tokens")
     documents = show_estimate(extent.documents, exact=_documents_are_exact(plan))
     rows.insert(before_tokens, ("documents", documents))
@@ -91,7 +90,7 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
         rows.append(("time", f"{duration} ({speed}, an estimate from a trial of one second)"))
     if verdict:
         rows.append(("build", verdict))
-    rows += plan.separator_preview.rows() if plan.separator_preview else document_rows(plan.first_documents)
+    rows += plan.separator_rows or document_rows(plan.first_documents)
     lines = [f"{name:<10} {text}" for name, text in rows]
     if config.input and any(file.is_pipe for file in plan.job.source.files):
         lines.append("           (standard input can only be read once: only its beginning is looked at)")
@@ -112,12 +111,10 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
 
 
 def _documents_are_exact(plan: Plan) -> bool:
-    if plan.job.config.tokens_column is not None:
-        return False  # a row of ids may hold several
-    if plan.job.config.where or plan.job.length_limits:
-        return plan.extent.exact and plan.job.config.max_tokens is None
-    limited = plan.job.config.max_tokens is not None
-    source = plan.job.source.only
+    config, source = plan.job.config, plan.job.source.only
+    if config.tokens_column is not None or config.max_tokens is not None:
+        return False  # a row of ids may hold several documents
+    if config.where or plan.job.length_limits:
+        return plan.extent.exact
     seen = len(source.files) <= REMOTE_FOOTERS or not plan.job.is_remote
-    readers = map(source.reader_of, source.files)
-    return all(isinstance(one, ParquetFormat) for one in readers) and seen and not limited
+    return seen and all(isinstance(source.reader_of(file), ParquetFormat) for file in source.files)

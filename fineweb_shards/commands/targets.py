@@ -76,8 +76,10 @@ def split_targets(targets: list[str], config: str | None) -> tuple[Path | None, 
             f"To read other files with its settings: {configs[0]} --input {other}",
         )
     if configs:
-        _note_sample_taken(configs[0])
-        return find_config(configs[0]), []
+        name = configs[0]
+        if name in bundled_configs() and Path(name).exists() and not is_build_folder(Path(name)):
+            LineScreen().warn(f"note: {name} is the sample of that name; what lies here is ./{name}")
+        return find_config(name), []
     for word in targets:
         _check_exists(word)
     return (None if config is None else find_config(config)), targets
@@ -98,18 +100,6 @@ def read_store(word: str) -> Store:
     if not os.path.exists(folder) and (meant := closest(word, bundled_configs())):
         raise OutputError(f"{word}: there is no such folder or sample.", f"Did you mean {meant}?")
     return FolderStore(folder)
-
-
-def add_folder(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name an output folder: by its path, or by the config it was built with."""
-    parser.add_argument(
-        "folder",
-        metavar="DIR",
-        type=read_store,
-        nargs="?",
-        help="output folder of a build (also s3://…), or the sample or TOML file that it was built with",
-    )
-    parser.add_argument("--config", metavar="FILE", help="TOML file or sample that names it, instead of DIR")
 
 
 def read_named_store(options: argparse.Namespace) -> Store:
@@ -154,12 +144,6 @@ def _check_exists(word: str) -> None:
             f"{word}: no such file or folder.",
             f"If it is a dataset on the Hugging Face hub: --dataset {word}",
         )
-
-
-def _note_sample_taken(name: str) -> None:
-    """Print a note if a file or folder has the same name as the sample that is used."""
-    if name in bundled_configs() and Path(name).exists() and not is_build_folder(Path(name)):
-        LineScreen().warn(f"note: {name} is the sample of that name; what lies here is ./{name}")
 
 
 def find_config(text: str) -> Path:

@@ -74,10 +74,11 @@ def plan_budget(
     memory = _memory_budget_bytes(max_memory)
     wanted = workers or usable_cores()
     least_window = 2 * batch_bytes
-    reserved = PARENT_BYTES + _uncut_document_bytes(vocabulary)
-    worker_bytes = process_bytes(vocabulary) + upload_bytes
-    left = memory - reserved - least_window * COPIES
-    fitting = min(wanted, left // worker_bytes)
+    reserved = PARENT_BYTES
+    if vocabulary.cut_rule != "gpt2":  # with GPT-2's rule every document has a place to cut
+        reserved += LONGEST_UNCUT_BYTES * _UNCUT_COPIES.get(vocabulary.reference, _MOST_UNCUT_COPIES)
+    worker_bytes = WORKER_BYTES + _ID_BYTES * max(0, vocabulary.size - GPT2.size) + upload_bytes
+    fitting = min(wanted, (memory - reserved - least_window * COPIES) // worker_bytes)
     if fitting < 1:
         needed = reserved + worker_bytes + least_window * COPIES
         found = "A memory budget of" if max_memory is None else "--max-memory"
@@ -89,24 +90,8 @@ def plan_budget(
             f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.", hint
         )
     window = (memory - reserved - fitting * worker_bytes) // COPIES
-    return Budget(fitting, memory, min(window, useful_window_bytes(fitting, batch_bytes)), workers)
-
-
-def process_bytes(vocabulary: Vocabulary) -> int:
-    """Return what a worker may take, without the batches that it has."""
-    return WORKER_BYTES + _ID_BYTES * max(0, vocabulary.size - GPT2.size)
-
-
-def useful_window_bytes(workers: int, batch_bytes: int) -> int:
-    """Return how much text in flight `workers` workers have a use for."""
-    return max(MAXIMUM_WINDOW_BYTES, 2 * batch_bytes, workers * _BATCHES_PER_WORKER * batch_bytes)
-
-
-def _uncut_document_bytes(vocabulary: Vocabulary) -> int:
-    """Return what the longest document takes that has no place to cut; with GPT-2's rule there is none."""
-    if vocabulary.cut_rule == "gpt2":
-        return 0
-    return LONGEST_UNCUT_BYTES * _UNCUT_COPIES.get(vocabulary.reference, _MOST_UNCUT_COPIES)
+    useful = max(MAXIMUM_WINDOW_BYTES, least_window, fitting * _BATCHES_PER_WORKER * batch_bytes)
+    return Budget(fitting, memory, min(window, useful), workers)
 
 
 def _memory_budget_bytes(max_memory: int | None) -> int:

@@ -3,6 +3,8 @@
 source ──► executor ──► stitcher ──► packer ──► output ──► manifest
               ▲                                    │
               └── where tokens belong, what to seal ┘
+
+The executor is processes on this machine, or tasks on a Ray cluster (`--executor`).
 """
 
 from __future__ import annotations
@@ -14,20 +16,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from fineweb_shards.errors import Interrupted, ShardError
+from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.layouts.base import choose_digits
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.page import closing_lines, prepare_report, write_report
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
-from fineweb_shards.run.executor import check_executor, make_executor
-from fineweb_shards.run.job import Job, make_job, output_spec
+from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
 from fineweb_shards.run.output_text import training_error
-from fineweb_shards.run.plan import check_disk, make_plan, split_error
-from fineweb_shards.run.plan_text import short_lines
-from fineweb_shards.run.resume import open_manifest
+from fineweb_shards.run.plan import check_disk, make_plan, short_lines, split_error
 from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.store.manifest import Manifest, load_manifest
@@ -35,6 +35,7 @@ from fineweb_shards.stream.length_limits import leave_out
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
 from fineweb_shards.system.durable import write_file
+from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import make_mender
@@ -45,29 +46,99 @@ from fineweb_shards.watching.history import RunRecord, load_history
 from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.monitor import Monitor, ReportFunctions, StartObserver
 from fineweb_shards.watching.progress import Progress, Total
-from fineweb_shards.watching.screen import Screen
+from fineweb_shards.watching.screen import Screen, WaitsOnScreen
 from fineweb_shards.writing.output import Output, begin_output, make_packer
 
 QUARANTINE_NAME = "quarantine.jsonl"  # in the work folder
+# Memory of a Ray cluster that a run starts on this machine, for each byte of text that may be in flight:
+# tokens that are not written yet may fill half of it.
+_STORE_COPIES = 2
+_FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a build."""
 
+    job: Job
     manifest: Manifest
     new_shards: int  # including a file that has grown
     new_tokens: int
     seconds: float  # from the start of the run, with its waits, without verifying what earlier runs made
     run: RunRecord | None = None  # None: there was nothing to do
 
+    def check(self) -> None:
+        """Raise an error if the build went to its end, but documents were left out, or there were none."""
+        manifest = self.manifest
+        if manifest.quarantined:
+            raise QuarantineError(
+                f"{show_number_of(len(manifest.quarantined), 'document')} could not be encoded and had "
+                f"to be left out: see {self.job.folder / WORK_FOLDER / QUARANTINE_NAME}."
+            )
+        if manifest.shards or manifest.totals["dropped_tokens"]:
+            return
+        if any(manifest.totals.get(name) for name in _FILTER_COUNTS):
+            raise InputError(
+                "No document was kept, so there is no shard.",
+                "The counts above say why: change --where or the limits, and run it again.",
+            )
+        raise InputError(
+            "The input holds no document, so there is no shard.",
+            "Check what --input or --dataset names, then start over with --fresh.",
+        )
+
+
+def build(
+    config: Config,
+    *,
+    screen: Screen,
+    command: str,
+    fresh: bool = False,
+    yes: bool = False,
+    same_source: bool = False,
+    when_done: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Make the shards, or the rest of them. `command` resumes the build after an interruption; with `yes`,
+    --fresh deletes without asking; `when_done` is called when all is made and verified, before that is
+    told."""
+    observer = WaitsOnScreen(screen)
+    with _locked_job(config, fresh=fresh, observer=observer, command=command) as job:
+        if fresh:
+            start_over(job.output.store, job.layout, screen.warn, yes=yes)
+        manifest = open_manifest(job, same_source=same_source)
+        if manifest.complete:
+            tidy_finished(job.output.store, manifest)
+            when_done()
+            return Outcome(job, manifest, 0, 0, 0.0)
+        refuse_planted_files(job.output.store, index=manifest.index)
+        job = job.with_engine(job.folder / WORK_FOLDER)
+        manifest = replace(manifest, versions=job.versions(), vocabulary=job.vocabulary)
+        log = EventLog(job.folder)
+        versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+        settings = ", ".join(f"{name}={value!r}" for name, value in config.non_default_settings().items())
+        log.write(Event("start", f"process {os.getpid()}: {versions}; {settings}"))
+        try:
+            return _build_rest(job, manifest, log, screen, command, when_done)
+        except BaseException as error:
+            end = f"stopped by a bug in this program: {type(error).__name__}: {error}"
+            if isinstance(error, Interrupted):
+                end = f"{error.message} Everything finished is kept"
+            elif isinstance(error, ShardError):
+                end = f"stopped with exit code {error.exit_code}: {error.message}"
+            log.write(Event("end", end))
+            raise
+
 
 @contextlib.contextmanager
-def locked_job(config: Config, *, fresh: bool, observer: Observer, command: str) -> Iterator[Job]:
+def _locked_job(config: Config, *, fresh: bool, observer: Observer, command: str) -> Iterator[Job]:
     """Make the job and lock its store. A hub or a bucket is only asked once the store is locked; local files
     are found before, so that a misspelt name leaves no folder. `command` is for `status`."""
     config.check()
-    check_executor(config)
+    if config.executor == "ray":  # can it be had?
+        from fineweb_shards.executors.ray.cluster import check_reachable, find_address, load_ray
+
+        load_ray()
+        check_reachable(find_address(config.ray_address))
     store = config.open_store(observer)
     output_spec(config, store)
     if config.dataset:
@@ -89,38 +160,45 @@ def locked_job(config: Config, *, fresh: bool, observer: Observer, command: str)
         yield job
 
 
-def build(
-    job: Job,
-    *,
-    fresh: bool,
-    same_source: bool,
-    screen: Screen,
-    command: str,
-    yes: bool = False,
-    when_done: Callable[[], None] = lambda: None,
-) -> Outcome:
-    """Make the shards, or the rest of them, in a locked folder. `command` resumes the build after an
-    interruption; with `yes`, --fresh deletes without asking; `when_done` is called when all is made and
-    verified, before that is told."""
-    if fresh:
-        start_over(job.output.store, job.layout, screen.warn, yes=yes)
-    manifest = open_manifest(job, same_source=same_source)
-    if manifest.complete:
-        tidy_finished(job.output.store, manifest)
-        when_done()
-        return Outcome(manifest, 0, 0, 0.0)
-    refuse_planted_files(job.output.store, index=manifest.index)
-    job = job.with_engine(job.folder / WORK_FOLDER)
-    manifest = replace(manifest, versions=job.versions(), vocabulary=job.vocabulary)
-    log = EventLog(job.folder)
-    with log_start_and_end(log, job):
-        return build_rest(job, manifest, log, screen, command, when_done)
-
-
-def build_rest(
+def _build_rest(
     job: Job, manifest: Manifest, log: EventLog, screen: Screen, command: str, when_done: Callable[[], None]
 ) -> Outcome:
     """Make the shards that are not in the manifest yet."""
+    store = job.output.store
+    history = load_history(job.folder)
+    history.begin_run(manifest.tokens, job.budget.memory_bytes)
+    progress = Progress(log, screen, history, finished=manifest.shards)
+    store.observe(progress)
+    executor = _make_executor(job, manifest, progress)
+    job = replace(job, source=job.source.reopened(progress))
+    page = ReportFunctions(
+        partial(write_report, store), partial(closing_lines, store), partial(prepare_report, job.vocabulary)
+    )
+    invocation, is_remote = current_invocation(command), job.is_remote
+    with Monitor(job.output, progress, executor, invocation, page, is_remote=is_remote):
+        with executor:
+            # Workers take a second or two to start; meanwhile the plan is made.
+            manifest = announce_plan(job, manifest, progress)
+            result = run(job, manifest, executor, progress)
+            if not job.config.verify:
+                when_done()
+            seconds = progress.seconds
+        sealed = {*result.shards} - {*manifest.shards}
+        if job.config.verify and result.shards != manifest.shards:
+            progress.verifying = True
+            check_folder(store, screen.warn, progress.verify_shard, sealed, alone=True)
+        when_done()
+    new_tokens = result.tokens - manifest.tokens
+    shards = show_number_of(result.shard_count, "shard")
+    log.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "
+                        f"{new_tokens:,} of them in {show_seconds(seconds)}, "
+                        f"peak memory {show_bytes(executor.peak_bytes)}"))  # fmt: skip
+    made = len({record.name for record in sealed})
+    return Outcome(job, result, made, new_tokens, seconds, history.runs[-1])
+
+
+def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor:
+    """Return the executor of a job, which is not started yet."""
     spec = WorkerSpec(
         job.source,
         job.engine.name if job.engine else None,
@@ -132,38 +210,25 @@ def build_rest(
         job.trial.selftest_sha256 if job.trial else "",
         job.trial.mistaken if job.trial else "",
     )
-    history = load_history(job.folder)
-    history.begin_run(manifest.tokens, job.budget.memory_bytes)
-    progress = Progress(log, screen, history, finished=manifest.shards)
-    job = replace(job, source=job.source.reopened(progress))
-    job.output.store.observe(progress)
-    executor = make_executor(job, spec, manifest, progress)
-    page = ReportFunctions(
-        partial(write_report, job.output.store),
-        partial(closing_lines, job.output.store),
-        partial(prepare_report, job.vocabulary),
+    budget = job.budget
+    if job.config.executor == "local":
+        guard = MemoryGuard(budget.worker_bytes)
+        return LocalExecutor(spec, budget.workers, budget.window_bytes, guard, manifest.quarantined, observer)
+    # Here, because Ray's part is an extra.
+    from fineweb_shards.executors.ray.cluster import Cluster
+    from fineweb_shards.executors.ray.executor import RayExecutor
+
+    store_bytes = _STORE_COPIES * budget.window_bytes
+    return RayExecutor(
+        spec,
+        Cluster(job.config.ray_address, budget.workers, store_bytes, observer),
+        out=job.output.store.location,
+        shared_folder=job.output.store.grows_in_place,
+        window_bytes=budget.window_bytes,
+        most_tasks=job.config.workers,
+        quarantined=manifest.quarantined,
+        observer=observer,
     )
-    invocation, is_remote = current_invocation(command), job.is_remote
-    with Monitor(job.output, progress, executor, invocation, page, is_remote=is_remote):
-        with executor:
-            # Workers take a second or two to start; meanwhile the plan is made.
-            manifest = announce_plan(job, manifest, progress)
-            result = run(job, manifest, executor, progress)
-            if not job.config.verify:
-                when_done()
-            seconds = progress.seconds
-        if job.config.verify and result.shards != manifest.shards:
-            progress.verifying = True
-            sealed = {*result.shards} - {*manifest.shards}
-            check_folder(job.output.store, screen.warn, progress.verify_shard, sealed, alone=True)
-        when_done()
-    new_tokens = result.tokens - manifest.tokens
-    shards = show_number_of(result.shard_count, "shard")
-    log.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "
-                        f"{new_tokens:,} of them in {show_seconds(seconds)}, "
-                        f"peak memory {show_bytes(executor.peak_bytes)}"))  # fmt: skip
-    made = len({record.name for record in {*result.shards} - {*manifest.shards}})
-    return Outcome(result, made, new_tokens, seconds, history.runs[-1])
 
 
 def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
@@ -180,9 +245,9 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     for line in lines:
         progress.tell(Event("plan", line))
     check_disk(plan)
-    total = Total(plan.extent.tokens, exact=plan.extent.exact, limit=job.config.max_tokens)
-    progress.expect(total, job.source.share_before)
     extent = plan.extent
+    total = Total(extent.tokens, exact=extent.exact, limit=job.config.max_tokens)
+    progress.expect(total, job.source.share_before)
     digits = choose_digits(job.layout, job.output.shard_tokens, extent.tokens, exact=extent.exact)
     if manifest.shards or manifest.digits:
         if extent.exact and extent.tokens:
@@ -191,39 +256,28 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     return replace(manifest, digits=digits)
 
 
-@contextlib.contextmanager
-def log_start_and_end(log: EventLog, job: Job) -> Iterator[None]:
-    """Log the start of a run and, if it fails or is interrupted, its end."""
-    versions = ", ".join(f"{name} {version}" for name, version in job.versions().items())
-    settings = ", ".join(f"{name}={value!r}" for name, value in job.config.non_default_settings().items())
-    log.write(Event("start", f"process {os.getpid()}: {versions}; {settings}"))
-    try:
-        yield
-    except Interrupted as stop:
-        log.write(Event("end", f"{stop.message} Everything finished is kept"))
-        raise
-    except ShardError as error:
-        log.write(Event("end", f"stopped with exit code {error.exit_code}: {error.message}"))
-        raise
-    except BaseException as error:
-        log.write(Event("end", f"stopped by a bug in this program: {type(error).__name__}: {error}"))
-        raise
-
-
 def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) -> Manifest:
     """Run all stages, from the manifest's cursors to the end of the stream; return the final manifest."""
     disk = Disk(job.folder, job.config.max_outage, progress)
     disk.attempt(lambda: begin_output(job.output.store, manifest))
-    starts = manifest.end
+    before, starts = manifest, manifest.end
     packer = make_packer(job.output, manifest, job.config.max_tokens)
     quarantined = list(manifest.quarantined)
-    totals = RunTotals(executor, quarantined, manifest, progress)
+
+    def add_totals(manifest: Manifest) -> Manifest:
+        """Add the figures about the work itself, up to now. The time is without waits."""
+        return replace(
+            manifest,
+            quarantined=tuple(quarantined),
+            seconds=before.seconds + progress.work_seconds,
+            peak_memory_bytes=max(before.peak_memory_bytes, executor.peak_bytes),
+        )
 
     def on_record(records: Sequence[ShardRecord], end: Cursors) -> None:
         progress.finish_shards(records)
         job.source.release_before(end)
 
-    output = Output(job.output, manifest, executor, disk, add_totals=totals.add_to, on_record=on_record)
+    output = Output(job.output, manifest, executor, disk, add_totals=add_totals, on_record=on_record)
     # While no block comes, what is written is recorded all the same: an outage may last for long.
     encoding = executor.encode(job.source.batches(starts), output.advance, lambda: packer.left_tokens)
     with contextlib.closing(encoding) as encoded, output:
@@ -231,8 +285,7 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
         mended = mend_seams(told, partial(make_mender, job.vocabulary))
         if limits := job.length_limits:
             mended = leave_out(mended, limits, starts, eot_first=job.layout.eot_first)
-        blocks = add_cursors(mended, starts)
-        place_blocks(job, blocks, packer, output, disk, progress)
+        _place_blocks(job, add_cursors(mended, starts), packer, output, disk, progress)
         # Of a segment that is not full no file has its name yet.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):
             raise error
@@ -244,74 +297,47 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
 def report_problems(
     blocks: Iterable[EncodedBlock], job: Job, quarantined: list[Quarantined], disk: Disk, progress: Progress
 ) -> Iterator[EncodedBlock]:
-    """Pass blocks on; report the problems of their input, and add documents left out to `quarantined`."""
+    """Pass blocks on; report the problems of their input, and add documents left out to `quarantined`. They
+    are also in `quarantine.jsonl`, one per line, for people: a resume reads the manifest. It is ASCII, so
+    that `cat` is safe."""
+    work = job.folder / WORK_FOLDER
+
+    def file_name(document: Quarantined) -> str:
+        return job.source.parts[document.part].files[document.file].name
+
     for block in blocks:
         for problem in block.problems:
             progress.tell(Event("note", f"note: {problem}"))
         for document in block.quarantined:
             quarantined.append(document)
-            progress.tell(Event("quarantine", f"quarantined: {_describe_document(document, job)}"))
+            place = f"row {document.row:,}" if document.row is not None else f"position {document.position:,}"
+            called = f" ({document.id})" if document.id else ""
+            what = "a piece of a document" if document.piece_of_bytes else "a document"
+            text = f"{what} of {document.text_bytes:,} bytes at {place}{called}: {document.cause}"
+            progress.tell(Event("quarantine", f"quarantined: {file_name(document)}: {text}"))
         if block.quarantined:
-            disk.attempt(partial(_write_quarantine, job, quarantined))
+            lines = [json.dumps({**asdict(one), "file": file_name(one)}) + "\n" for one in quarantined]
+            disk.attempt(partial(write_file, work / QUARANTINE_NAME, "".join(lines).encode(), work))
         yield block
 
 
-def _write_quarantine(job: Job, documents: Sequence[Quarantined]) -> None:
-    """Replace `quarantine.jsonl`: the documents that were left out, one per line. It is for people; a resume
-    reads the same from the manifest. It is ASCII, so that `cat` is safe."""
-    lines = [json.dumps({**asdict(one), "file": _file_name(one, job)}) + "\n" for one in documents]
-    work = job.folder / WORK_FOLDER
-    write_file(work / QUARANTINE_NAME, "".join(lines).encode(), work)
-
-
-def _describe_document(document: Quarantined, job: Job) -> str:
-    """Return a phrase about a quarantined document, for the log."""
-    place = f"row {document.row:,}" if document.row is not None else f"position {document.position:,}"
-    called = f" ({document.id})" if document.id else ""
-    what = "a piece of a document" if document.piece_of_bytes else "a document"
-    size = f"{document.text_bytes:,} bytes"
-    return f"{_file_name(document, job)}: {what} of {size} at {place}{called}: {document.cause}"
-
-
-def _file_name(document: Quarantined, job: Job) -> str:
-    return job.source.parts[document.part].files[document.file].name
-
-
-class RunTotals:
-    """The manifest's figures about the work itself: time since the start of the run, without waits; memory,
-    documents left out."""
-
-    def __init__(
-        self, executor: Executor, quarantined: list[Quarantined], before: Manifest, progress: Progress
-    ) -> None:
-        self._progress = progress
-        self._executor = executor
-        self._quarantined = quarantined
-        self._before = before
-
-    def add_to(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with the figures up to now."""
-        return replace(
-            manifest,
-            quarantined=tuple(self._quarantined),
-            seconds=self._before.seconds + self._progress.work_seconds,
-            peak_memory_bytes=max(self._before.peak_memory_bytes, self._executor.peak_bytes),
-        )
-
-
-def place_blocks(
+def _place_blocks(
     job: Job, blocks: Iterable[TokenBlock], packer: Packer, output: Output, disk: Disk, progress: Progress
 ) -> None:
     """Cut the stream into slices of shards and have them written, up to its end or to --max-tokens."""
     begins_shard = True
-    size_bytes = job.output.shard_format.size_bytes
+    shard_tokens, size_bytes = job.output.shard_tokens, job.output.shard_format.size_bytes
 
     def watched(slices: Iterator[ShardSlice]) -> Iterator[ShardSlice]:
         """Pass slices on; wait for space before each shard, and note the progress."""
         nonlocal begins_shard
         for part in slices:
             if begins_shard and part.tokens:  # only here, where another shard is certain to be written
-                wait_for_room(disk, progress.expected_left(), job.output.shard_tokens, size_bytes)
+                # If the length of the stream is unknown, don't wait: the shard may be tiny, and a full disk
+                # is also noticed in writing.
+                left = progress.expected_left()
+                if left is not None:
+                    disk.wait_for(size_bytes(min(left, shard_tokens)))
             begins_shard = part.checkpoint or (begins_shard and not part.tokens)
             progress.advance(part.tokens, output.segments, part.end)
             yield part
@@ -322,10 +348,3 @@ def place_blocks(
         output.add(block.tokens, watched(packer.pack(block)))
         if packer.ended:
             return
-
-
-def wait_for_room(disk: Disk, left: int | None, shard_tokens: int, size_bytes: Callable[[int], int]) -> None:
-    """Wait until the disk has space for the next shard. If the length of the stream is unknown, don't: the
-    shard may be tiny, and a full disk is also noticed in writing."""
-    if left is not None:
-        disk.wait_for(size_bytes(min(left, shard_tokens)))

@@ -50,27 +50,20 @@ def _setting(
 
 DEFAULT_SHARD_TOKENS = 100_000_000
 _COUNT: Any = {"parse": parse_count, "metavar": "N"}
-_LARGEST_FILE_BYTES = 16 * 10**12  # on ext4
-_MOST_TOKENS = _LARGEST_FILE_BYTES // GPT2.dtype.itemsize
+_MOST_TOKENS = 16 * 10**12 // GPT2.dtype.itemsize  # in a file on ext4
 # Up to this length a document is held back until it is known whether it is kept: 20 MB of tokens.
 _LONGEST_LIMIT = 10_000_000
-_LIMITS = {
-    "shard_tokens": (1, _MOST_TOKENS),
-    "max_tokens": (1, 10**18),
-    "val_tokens": (0, 10**18),
-    "val_documents": (0, 10**18),
-    "gpus": (1, 1_000_000),
-    "workers": (1, 10_000),
-    "batch_bytes": (1024, 2**40),
-    "min_tokens": (0, _LONGEST_LIMIT),
-    "max_document_tokens": (0, _LONGEST_LIMIT),
-    "max_outage": (0, 10 * 365 * 86400),
-}
-_MOST_HINTS = {
-    "shard_tokens": "A shard is one file, and file systems end at about 16 TB.",
-    "max_outage": "That is ten years, in seconds.",
-    "min_tokens": "Longer documents are always kept.",
-    "max_document_tokens": "Leave it out to keep documents of every length.",
+_LIMITS = {  # the least and the most, and what is said of more
+    "shard_tokens": (1, _MOST_TOKENS, "A shard is one file, and file systems end at about 16 TB."),
+    "max_tokens": (1, 10**18, None),
+    "val_tokens": (0, 10**18, None),
+    "val_documents": (0, 10**18, None),
+    "gpus": (1, 1_000_000, None),
+    "workers": (1, 10_000, None),
+    "batch_bytes": (1024, 2**40, None),
+    "min_tokens": (0, _LONGEST_LIMIT, "Longer documents are always kept."),
+    "max_document_tokens": (0, _LONGEST_LIMIT, "Leave it out to keep documents of every length."),
+    "max_outage": (0, 10 * 365 * 86400, "That is ten years, in seconds."),
 }
 
 
@@ -78,141 +71,109 @@ _MOST_HINTS = {
 class Config:
     """The settings of a run."""
 
+    # fmt: off
     input: tuple[str, ...] = _setting(
         (), "file, folder or glob, also in a bucket (s3://, gs://, az://); repeatable; - is standard input; "
         "{stdlib} is Python's own library",
-        metavar="PATH",
-    )  # fmt: skip
+        metavar="PATH")
     format: str = _setting(
         "auto", "what the input is; auto goes by the file name",
-        choices=("auto", *FORMAT_CHOICES), bytes_=True,
-    )  # fmt: skip
+        choices=("auto", *FORMAT_CHOICES), bytes_=True)
     dataset: str = _setting(
         "", "dataset on the Hugging Face hub, such as HuggingFaceFW/fineweb-edu, instead of --input",
-        metavar="ID", bytes_=True,
-    )  # fmt: skip
+        metavar="ID", bytes_=True)
     name: str = _setting("", "its config, such as sample-10BT", metavar="NAME", bytes_=True)
     split: str = _setting("train", "its split", metavar="NAME", bytes_=True)
     revision: str = _setting(
         "", "its branch, tag or commit (default: the newest commit, which a resume then keeps)",
-        metavar="REV", bytes_=True,
-    )  # fmt: skip
+        metavar="REV", bytes_=True)
     download: bool = _setting(False, "fetch whole files ahead instead of streaming parts of them")
     keep_downloads: bool = _setting(False, "don't delete downloaded files after use")
     max_outage: int = _setting(
         3600, "how long to wait for the network, or for space on a full disk, such as 1h or 90min",
-        parse=parse_seconds, metavar="TIME",
-    )  # fmt: skip
+        parse=parse_seconds, metavar="TIME")
     text_column: str = _setting(
-        "text", "parquet column or JSON key that holds the text", metavar="NAME", bytes_=True
-    )
+        "text", "parquet column or JSON key that holds the text", metavar="NAME", bytes_=True)
     tokens_column: str | None = _setting(
         None, "parquet column or JSON key that holds the documents as lists of token ids, which are written "
-        "as they are; instead of --text-column", metavar="NAME", bytes_=True,
-    )  # fmt: skip
+        "as they are; instead of --text-column", metavar="NAME", bytes_=True)
     where: str | None = _setting(
         None, "read only documents that meet this condition on columns or JSON keys, such as "
-        "'int_score >= 4 and language_score > 0.8'", metavar="CONDITION", bytes_=True,
-    )  # fmt: skip
+        "'int_score >= 4 and language_score > 0.8'", metavar="CONDITION", bytes_=True)
     min_tokens: int = _setting(0, "leave out documents with fewer tokens than this", bytes_=True, **_COUNT)
     max_document_tokens: int | None = _setting(
-        None, "leave out documents with more tokens than this", bytes_=True, **_COUNT
-    )
+        None, "leave out documents with more tokens than this", bytes_=True, **_COUNT)
     separator: str = _setting(
         "auto", "between documents of a text: auto (found in it), blank (line), line, none (a file is a "
-        r"document), or any string, with \n and \t as in Python", metavar="TEXT", bytes_=True,
-    )  # fmt: skip
+        r"document), or any string, with \n and \t as in Python", metavar="TEXT", bytes_=True)
     tokenizer: str = _setting(
         GPT2.name, f"{', '.join(BUILTINS)}; a rank file (.tiktoken), a tokenizer.json or a SentencePiece "
-        ".model; or a model on the hub, as in ORG/NAME@REVISION", metavar="NAME|FILE",
-    )  # fmt: skip
+        ".model; or a model on the hub, as in ORG/NAME@REVISION", metavar="NAME|FILE")
     pattern: str = _setting(
         "", f"how a rank file's tokenizer cuts text: {', '.join(PATTERNS)}, or a regular expression",
-        metavar="NAME|REGEX",
-    )  # fmt: skip
+        metavar="NAME|REGEX")
     eot: str = _setting(
         "", "token between documents, if it is not obvious: a special token's name, or an id",
-        metavar="NAME|ID",
-    )  # fmt: skip
+        metavar="NAME|ID")
     out: str = _setting(
-        "", "output folder, or a folder of a bucket: s3://bucket/folder, gs://…, az://…", metavar="DIR|URL"
-    )
+        "", "output folder, or a folder of a bucket: s3://bucket/folder, gs://…, az://…", metavar="DIR|URL")
     scratch: str = _setting(
         "", "with a bucket: folder on this machine for the shards that are being made (default: "
-        "~/.cache/fineweb-shards)", metavar="DIR",
-    )  # fmt: skip
+        "~/.cache/fineweb-shards)", metavar="DIR")
     layout: str = _setting(
-        "build-nanogpt", f"whose loader will read it: {', '.join(LAYOUTS)}", metavar="NAME", bytes_=True,
-    )  # fmt: skip
+        "build-nanogpt", f"whose loader will read it: {', '.join(LAYOUTS)}", metavar="NAME", bytes_=True)
     shard_tokens: int | None = _setting(
         None, f"tokens in a shard, such as 100M or 1e8 (default: {show_count(DEFAULT_SHARD_TOKENS)})",
-        parse=parse_count, metavar="N", bytes_=True,
-    )  # fmt: skip
+        parse=parse_count, metavar="N", bytes_=True)
     max_tokens: int | None = _setting(None, "end the stream after exactly N tokens", bytes_=True, **_COUNT)
     val_tokens: int | None = _setting(
         None, "for validation: the first N tokens (default: as the layout has it, shard 0)",
-        bytes_=True, **_COUNT,
-    )  # fmt: skip
+        bytes_=True, **_COUNT)
     val_documents: int | None = _setting(
         None, "for validation: the first N documents, instead of --val-tokens; 0: nothing",
-        bytes_=True, **_COUNT,
-    )  # fmt: skip
+        bytes_=True, **_COUNT)
     val_input: tuple[str, ...] = _setting(
         (), "for validation: all documents of these files, repeatable like --input, instead of --val-tokens; "
-        "with --dataset the names of files in it, or patterns", metavar="PATH",
-    )  # fmt: skip
+        "with --dataset the names of files in it, or patterns", metavar="PATH")
     val_ratio: float | None = _setting(
         None, "for validation: a share of the documents, such as 0.0005, instead of --val-tokens; 0: nothing",
-        parse=parse_ratio, metavar="R", bytes_=True,
-    )  # fmt: skip
+        parse=parse_ratio, metavar="R", bytes_=True)
     val_seed: int = _setting(0, "which documents --val-ratio chooses", bytes_=True, **_COUNT)
     last_shard: str = _setting(
         "keep", "what to do about a last training shard that is not full",
-        choices=("keep", "drop"), bytes_=True,
-    )  # fmt: skip
+        choices=("keep", "drop"), bytes_=True)
     gpus: int = _setting(
-        1, "GPUs that will train on it: warnings say what its loader needs on them", **_COUNT
-    )
+        1, "GPUs that will train on it: warnings say what its loader needs on them", **_COUNT)
     index: bool = _setting(
-        False, "also write where documents start in each file, as index/NAME.npy (int64 token offsets)"
-    )
+        False, "also write where documents start in each file, as index/NAME.npy (int64 token offsets)")
     workers: int | None = _setting(
-        None, "tokenizer processes (default: the cores this process may use)", **_COUNT
-    )
+        None, "tokenizer processes (default: the cores this process may use)", **_COUNT)
     executor: str = _setting(
         "local", "who does the work: processes on this machine, or a Ray cluster (which "
-        "needs the package ray)", choices=("local", "ray"),
-    )  # fmt: skip
+        "needs the package ray)", choices=("local", "ray"))
     ray_address: str = _setting(
         "", "with --executor ray: auto joins the cluster of this machine, local starts one for this run "
-        "(default: RAY_ADDRESS if it is set, else local)", metavar="ADDRESS",
-    )  # fmt: skip
+        "(default: RAY_ADDRESS if it is set, else local)", metavar="ADDRESS")
     engine: str = _setting(
         "auto", "what encodes; auto is the fastest that can; all give the same tokens",
-        choices=("auto", *ENGINES),
-    )  # fmt: skip
+        choices=("auto", *ENGINES))
     max_memory: int | None = _setting(
         None, "memory for all processes together, such as 2GiB (default: a quarter of what is "
-        "available, at most 4 GiB, with many cores 320 MiB for each)", parse=parse_bytes, metavar="SIZE",
-    )  # fmt: skip
+        "available, at most 4 GiB, with many cores 320 MiB for each)", parse=parse_bytes, metavar="SIZE")
     batch_bytes: int = _setting(
-        4 * 2**20, "text handed to a worker at a time", parse=parse_bytes, metavar="SIZE"
-    )
+        4 * 2**20, "text handed to a worker at a time", parse=parse_bytes, metavar="SIZE")
     priority: str = _setting(
         "background", "background leaves cores and disks to other programs; normal takes its share of them",
-        choices=PRIORITIES,
-    )  # fmt: skip
+        choices=PRIORITIES)
     on_bad_file: str = _setting(
-        "stop", "what to do about a damaged file, row group or line", choices=("stop", "skip")
-    )
+        "stop", "what to do about a damaged file, row group or line", choices=("stop", "skip"))
     verify: bool = _setting(True, "check shards of earlier runs at the end, too; new ones always are")
     seed: int = _setting(
-        0, "which documents are encoded again with the tokenizer's reference as a check", **_COUNT
-    )
+        0, "which documents are encoded again with the tokenizer's reference as a check", **_COUNT)
     on_finish: str = _setting(
         "", "command to run at the end, however it ends; it finds the outcome in its environment",
-        metavar="COMMAND",
-    )  # fmt: skip
+        metavar="COMMAND")
+    # fmt: on
 
     @property
     def folder(self) -> Path:
@@ -276,12 +237,12 @@ class Config:
             raise UsageError(
                 f"--val-input and --{given[0].replace('_', '-')} exclude each other.", "Name one of the two."
             )
-        for name, (least, most) in _LIMITS.items():
+        for name, (least, most, hint) in _LIMITS.items():
             value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
             if value is not None and value < least:
                 raise UsageError(f"{flag} {value:,}: must be at least {least:,}.")
             if value is not None and value > most:
-                raise UsageError(f"{flag} {value:,}: must be at most {most:,}.", _MOST_HINTS.get(name))
+                raise UsageError(f"{flag} {value:,}: must be at most {most:,}.", hint)
         if self.max_document_tokens is not None and self.max_document_tokens < self.min_tokens:
             raise UsageError(
                 f"--max-document-tokens {self.max_document_tokens:,} is below --min-tokens "

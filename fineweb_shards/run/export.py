@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from tqdm import tqdm
@@ -20,7 +21,7 @@ import fineweb_shards
 from fineweb_shards.errors import DiskFullError, InputError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import InProcessPlane
-from fineweb_shards.layouts.base import Layout, choose_digits, tokens_of
+from fineweb_shards.layouts.base import choose_digits, tokens_of
 from fineweb_shards.reading.verify import read_stream
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
@@ -54,13 +55,7 @@ class ExportSource:
     """The folder of finished shards to export from."""
 
     store: Store
-    layout: Layout
     manifest: Manifest
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether a limit cut the stream off, so that the last document may not be whole."""
-        return self.manifest.tokens == self.limit_tokens
 
     @property
     def limit_tokens(self) -> int | None:
@@ -75,24 +70,12 @@ class ExportSource:
         """How many documents are for validation, if they were chosen by --val-documents or --val-input; None
         if the layout or another setting decided it."""
         manifest = self.manifest
-        if manifest.settings.get("val_documents") is not None or not manifest.split_rule.val_files:
-            chosen: int | None = manifest.settings.get("val_documents")
+        chosen: int | None = manifest.settings.get("val_documents")
+        if chosen is not None or not manifest.split_rule.val_files:
             return chosen
         documents = sum(record.documents for record in manifest.shards if record.split == "val")
         # A stream that was cut off before training began may end in a document without its EOT.
         return documents if tokens_of(manifest.shards, "train") else documents + 1
-
-    @property
-    def digest(self) -> str:
-        """A hash that identifies these shards, so that a resume notices another source."""
-        hashes = "".join(record.sha256 for record in self.manifest.shards)
-        return hashlib.sha256(hashes.encode()).hexdigest()
-
-    @property
-    def counts(self) -> Counts:
-        names = [field.name for field in dataclasses.fields(Counts)]
-        # Manifests of the first version have fewer totals.
-        return Counts(**{name: self.manifest.totals.get(name, 0) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +104,7 @@ def open_export_source(store: Store) -> ExportSource:
             "lost.",
             "Build it again without --last-shard drop.",
         )
-    return ExportSource(store, manifest.layout, manifest)
+    return ExportSource(store, manifest)
 
 
 def export(
@@ -156,24 +139,27 @@ def export(
         built = source.manifest
         if not manifest.shards and (error := training_error(spec, asked, built.tokens, built.documents)):
             raise error
-        _check_disk(source, spec, manifest)
+        size_bytes = spec.shard_format.size_bytes
+        total, shard = size_bytes(built.tokens - manifest.tokens), size_bytes(spec.shard_tokens)
+        needed, free = spec.store.scratch_bytes(total, shard, shards_at_once(0)), free_disk_bytes(spec.folder)
+        if needed > free:
+            raise DiskFullError(
+                f"{spec.folder}: the export needs {show_bytes(needed)}, {show_bytes(free)} are free.",
+                "Free some space, or choose another --out.",
+            )
         for warning in stray_warnings(spec.store, spec.layout):
             say(f"{'WARNING':<10} {warning}")
         begin = time.monotonic()
-        disk = Disk(spec.folder, config.max_outage, observer)
-        size_bytes = spec.shard_format.size_bytes
-        with tqdm(
-            total=size_bytes(source.manifest.tokens), initial=size_bytes(manifest.tokens), unit="B",
-            unit_scale=True, disable=None,  # no bar outside a terminal
-        ) as bar:  # fmt: skip
-            result = _copy(source, spec, manifest, disk, lambda tokens: bar.update(size_bytes(tokens)))
+        result = _copy(source, spec, manifest, Disk(spec.folder, config.max_outage, observer))
         return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
 
 
 def _open_manifest(source: ExportSource, config: Config, spec: OutputSpec) -> Manifest:
     built = source.manifest
     ours = {name: value for name, value in config.fingerprint().items() if name in OUTPUT_SETTINGS}
-    settings = {**built.settings, **ours, "exported_from": source.digest}
+    # Identifies the shards, so that a resume notices another source.
+    hashes = "".join(record.sha256 for record in built.shards)
+    settings = {**built.settings, **ours, "exported_from": hashlib.sha256(hashes.encode()).hexdigest()}
     new = Manifest(
         settings,
         built.parts,
@@ -190,70 +176,61 @@ def _open_manifest(source: ExportSource, config: Config, spec: OutputSpec) -> Ma
     return trim_to_whole_files(add_index(manifest, spec.store, asked=config.index), spec.store)
 
 
-def _copy(
-    source: ExportSource, spec: OutputSpec, manifest: Manifest, disk: Disk, advance: Callable[[int], object]
-) -> Manifest:
+def _copy(source: ExportSource, spec: OutputSpec, manifest: Manifest, disk: Disk) -> Manifest:
     disk.attempt(lambda: begin_output(spec.store, manifest))
     copy_definition(spec.vocabulary, spec.folder / WORK_FOLDER)
     packer = make_packer(spec, manifest, source.limit_tokens)
     plane = InProcessPlane(spec.store, spec.shard_format, disk)
-    with contextlib.closing(plane), Output(spec, manifest, plane, disk) as output:
+    size_bytes = spec.shard_format.size_bytes
+    with (
+        tqdm(
+            total=size_bytes(source.manifest.tokens), initial=size_bytes(manifest.tokens), unit="B",
+            unit_scale=True, disable=None,  # no bar outside a terminal
+        ) as bar,
+        contextlib.closing(plane),
+        Output(spec, manifest, plane, disk) as output,
+    ):  # fmt: skip
         for block in _blocks(source, manifest.end[0].position, eot_first=spec.layout.eot_first):
             slices = list(packer.pack(block))  # without tokens after the limit
             output.add(block.tokens, slices)
-            advance(sum(part.tokens for part in slices))
+            bar.update(size_bytes(sum(part.tokens for part in slices)))
         return output.finish()
 
 
 def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
     """Yield the stream from token `start` on, with EOT at its new position. The first part's cursor is the
     number of a token, whatever part of the input that comes from."""
-    position = start
+    position, manifest = start, source.manifest
     for span in _read_with_eot_moved(source, start, eot_first=eot_first):
         yield TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)
         position += len(span)
+    names = [field.name for field in dataclasses.fields(Counts)]
+    # Manifests of the first version have fewer totals.
+    counts = Counts(**{name: manifest.totals.get(name, 0) for name in names})
     end = Cursor(0, position)
-    nothing = np.empty(0, source.manifest.vocabulary.dtype)
-    yield TokenBlock(end, end, nothing, NO_POSITIONS, source.counts)
+    yield TokenBlock(end, end, np.empty(0, manifest.vocabulary.dtype), NO_POSITIONS, counts)
 
 
 def _read_with_eot_moved(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[Span]:
-    def read(first: int) -> Iterator[Span]:
-        return read_stream(source.store, source.manifest, first)
-
-    vocabulary, total = source.manifest.vocabulary, source.manifest.tokens
+    manifest, vocabulary = source.manifest, source.manifest.vocabulary
+    read = partial(read_stream, source.store, manifest)
     only_eot = Span(np.array([vocabulary.eot], vocabulary.dtype), np.zeros(1, np.int64))
-    if eot_first == source.layout.eot_first or not total:
+    if eot_first == manifest.layout.eot_first or not manifest.tokens:
         yield from read(start)
     elif eot_first:
         if start == 0:
             yield only_eot
-        yield from _without_last_eot(read(max(0, start - 1)))
+        # Without the EOT at the end of the stream; one that was cut off inside a document has none there.
+        held: Span | None = None
+        for block in read(max(0, start - 1)):
+            if held is not None:
+                yield held
+            held = block
+        if held is not None:
+            last = len(held) - 1
+            yield held.cut(0, last) if held.eots[-1:].tolist() == [last] else held
     else:
         yield from read(start + 1)
-        if not source.is_cut and start < total:
+        # If a limit cut the stream off, the last document may not be whole.
+        if manifest.tokens != source.limit_tokens and start < manifest.tokens:
             yield only_eot
-
-
-def _without_last_eot(blocks: Iterator[Span]) -> Iterator[Span]:
-    """Drop the EOT at the end of the stream; one that was cut off inside a document has none there."""
-    held = None
-    for block in blocks:
-        if held is not None:
-            yield held
-        held = block
-    if held is not None:
-        last = len(held) - 1
-        yield held.cut(0, last) if held.eots[-1:].tolist() == [last] else held
-
-
-def _check_disk(source: ExportSource, spec: OutputSpec, manifest: Manifest) -> None:
-    size_bytes = spec.shard_format.size_bytes
-    total, shard = size_bytes(source.manifest.tokens - manifest.tokens), size_bytes(spec.shard_tokens)
-    needed = spec.store.scratch_bytes(total, shard, shards_at_once(0))
-    free = free_disk_bytes(spec.folder)
-    if needed > free:
-        raise DiskFullError(
-            f"{spec.folder}: the export needs {show_bytes(needed)}, {show_bytes(free)} are free.",
-            "Free some space, or choose another --out.",
-        )

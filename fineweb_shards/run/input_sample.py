@@ -12,17 +12,20 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.base import utf8_bytes
+from fineweb_shards.formats.registry import TEXT
+from fineweb_shards.formats.text_samples import given_separators
 from fineweb_shards.run.job import Job
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import InputFile
-from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.system.terminal import safe_text
 from fineweb_shards.texts import Texts, TokenLists
 from fineweb_shards.tokenizers.base import Engine
+from fineweb_shards.tokenizers.references import decode
 from fineweb_shards.types import Cursor, TextChunk, Tokens
 from fineweb_shards.units import show_number_of
 
@@ -43,42 +46,6 @@ _NAMES = {"blank": "a blank line", "line": "a line end", "none": "none: a file i
 _SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
 
 
-@dataclass(frozen=True, slots=True)
-class SeparatorPreview:
-    """A sample of the text files of an input, and the separators found in them."""
-
-    separators: tuple[str, ...]
-    documents: int
-    text_bytes: int
-    first_documents: tuple[str, ...]
-
-    @property
-    def average_bytes(self) -> float:
-        return self.text_bytes / max(1, self.documents)
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return name and text of every line to show, with a warning if the documents are very short."""
-        rows = [("separator", ", ".join(_NAMES.get(name, repr(name)) for name in self.separators))]
-        if self.documents:
-            per_megabyte = max(1, round(1e6 / max(1.0, self.average_bytes)))
-            documents = show_number_of(per_megabyte, "document")
-            rows[0] = ("separator", f"{rows[0][1]} (about {documents} per MB of text)")
-        rows += document_rows(self.first_documents)
-        if self.documents > 1 and self.average_bytes < SENTENCE_BYTES and self.separators != ("none",):
-            average = f"{self.average_bytes:.0f}"
-            rows += [
-                ("WARNING", f"a document has {average} bytes on average: less than a sentence."),
-                ("", "If that is not what you want, stop and choose another --separator:"),
-            ]
-            if "line" in self.separators:
-                rows.append(("", "  --separator blank            where blank lines separate them"))
-            rows += [
-                ("", "  --separator none             where every file is one document"),
-                ("", "  --separator '<|endoftext|>'  or any string between documents"),
-            ]
-        return rows
-
-
 def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
     """Return rows with the beginnings of the first documents."""
     return [
@@ -86,10 +53,23 @@ def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
     ]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class MeasuredSample:
+    """The result of encoding a part of a sample."""
+
+    documents: int
+    tokens: int
+    text_bytes: int
+    tokens_per_second: float  # infinite if nothing has to be encoded, 0 if unknown
+    kept_documents: int  # within --min-tokens and --max-document-tokens
+    kept_tokens: int
+
+
+@dataclass
 class InputSample:
     """Some texts, and the totals over all that was read. With --tokens-column there are tokens instead."""
 
+    job: Job
     texts: list[str] = field(default_factory=list)  # documents, or pieces of long ones
     first_documents: list[str] = field(default_factory=list)  # the beginnings of the first ones
     token_counts: list[int] = field(default_factory=list)  # of each document that is tokens already
@@ -103,15 +83,32 @@ class InputSample:
     separated_bytes: int = 0
     read_seconds: float = 0.0
 
-    def separator_preview(self, known: Iterable[str]) -> SeparatorPreview | None:
-        """Return how the text files are split into documents, with the separators that are `known` of those
-        that are not in the sample; None if there are no text files."""
-        separators = tuple(sorted(self.separators.union(known)))
+    def separator_rows(self) -> list[tuple[str, str]]:
+        """Return name and text of the lines that show how text files, also those that are not in the sample,
+        are split into documents, with a warning if these are very short; nothing if there are no text
+        files."""
+        texts = [file for file in self.job.source.files if file.format == TEXT]
+        separators = sorted(self.separators.union(given_separators(texts, self.job.config.separator)))
         if not separators:
-            return None
-        return SeparatorPreview(
-            separators, self.separated_documents, self.separated_bytes, tuple(self.first_documents)
-        )
+            return []
+        average = self.separated_bytes / max(1, self.separated_documents)
+        shown = ", ".join(_NAMES.get(name, repr(name)) for name in separators)
+        if self.separated_documents:
+            per_megabyte = max(1, round(1e6 / max(1.0, average)))
+            shown += f" (about {show_number_of(per_megabyte, 'document')} per MB of text)"
+        rows = [("separator", shown), *document_rows(self.first_documents)]
+        if self.separated_documents > 1 and average < SENTENCE_BYTES and separators != ["none"]:
+            rows += [
+                ("WARNING", f"a document has {average:.0f} bytes on average: less than a sentence."),
+                ("", "If that is not what you want, stop and choose another --separator:"),
+            ]
+            if "line" in separators:
+                rows.append(("", "  --separator blank            where blank lines separate them"))
+            rows += [
+                ("", "  --separator none             where every file is one document"),
+                ("", "  --separator '<|endoftext|>'  or any string between documents"),
+            ]
+        return rows
 
     def read_file(self, source: Source, file: InputFile, position: int, limit_bytes: int) -> None:
         """Add the documents of a file from `position` on, up to about `limit_bytes` of text."""
@@ -130,7 +127,13 @@ class InputSample:
 
     def _add(self, chunk: TextChunk, separator: str, limit_bytes: int) -> None:
         if isinstance(chunk.documents, TokenLists):
-            self._add_tokens(chunk.documents)
+            lengths = chunk.documents.lengths.tolist()
+            self.token_counts += lengths
+            self.content_bytes += chunk.documents.size_bytes
+            end = 0
+            for length in lengths[: _SHOWN_DOCUMENTS - len(self.first_tokens)]:
+                self.first_tokens.append(chunk.documents.ids[end : end + min(length, _SHOWN_TOKENS)])
+                end += length
         else:
             texts = list(_beginnings(chunk.documents, limit_bytes))
             missing = _SHOWN_DOCUMENTS - len(self.first_documents)
@@ -146,38 +149,65 @@ class InputSample:
             self.separated_documents += documents
             self.separated_bytes += chunk.counts.text_bytes
 
-    def _add_tokens(self, lists: TokenLists) -> None:
-        lengths = lists.lengths.tolist()
-        self.token_counts += lengths
-        self.content_bytes += lists.size_bytes
-        end = 0
-        for length in lengths[: _SHOWN_DOCUMENTS - len(self.first_tokens)]:
-            self.first_tokens.append(lists.ids[end : end + min(length, _SHOWN_TOKENS)])
-            end += length
+    @cached_property
+    def measured(self) -> MeasuredSample:
+        """The result of encoding a little of it: not before it is needed, because files may state their
+        tokens."""
+        return self._measure(0)
 
-    def measure_tokens(self, limits: LengthLimits) -> MeasuredSample:
-        """Return the same as `measure_sample`, for documents that need no encoding."""
-        kept = [count for count in self.token_counts if limits.judge(count, ended=True) == "kept"]
+    def tokens_per_second(self, seconds: float) -> float | None:
+        """Return the speed at which one worker reads and encodes; None if it was too little to tell."""
+        measured = self._measure(seconds)
+        if not measured.tokens_per_second or not measured.tokens or not self.content_bytes:
+            return None
+        bytes_per_token = measured.text_bytes / measured.tokens
+        read_seconds = self.read_seconds / self.content_bytes * bytes_per_token
+        token_seconds = read_seconds + 1 / measured.tokens_per_second
+        return 1 / token_seconds if token_seconds else None
+
+    def show_documents(self) -> list[str]:
+        """Return the beginnings of some documents. Of tokens they show whether the vocabulary is theirs."""
+        decoded = [decode(tokens, self.job.vocabulary) for tokens in self.first_tokens]
+        return self.first_documents or [data.decode("utf-8", "replace") for data in decoded]
+
+    def _measure(self, seconds: float) -> MeasuredSample:
+        """Encode the sample, or as much of it as `seconds` allow (a little if that is 0); of documents that
+        are tokens already, count these."""
+        job, limits = self.job, self.job.length_limits
+        lengths, text_bytes, speed = self.token_counts, self.content_bytes, math.inf
+        if job.engine is not None:
+            lengths, text_bytes, speed = _encode(job.engine(job.vocabulary), self.texts, seconds)
+        kept = [length for length in lengths if limits.judge(length, ended=True) == "kept"]
         return MeasuredSample(
-            documents=len(self.token_counts),
-            tokens=sum(self.token_counts) + len(self.token_counts),
-            text_bytes=self.content_bytes,
-            tokens_per_second=math.inf,
+            documents=len(lengths),
+            tokens=sum(lengths) + len(lengths),
+            text_bytes=text_bytes,
+            tokens_per_second=speed,
             kept_documents=len(kept),
             kept_tokens=sum(kept) + len(kept),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredSample:
-    """The result of encoding a part of a sample."""
-
-    documents: int
-    tokens: int
-    text_bytes: int
-    tokens_per_second: float | None  # infinite if nothing has to be encoded
-    kept_documents: int  # within --min-tokens and --max-document-tokens
-    kept_tokens: int
+def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int], int, float]:
+    """Return the numbers of tokens, the bytes that were encoded, and the tokens per second, or 0: those of
+    the second half, when the engine's caches are warm."""
+    lengths: list[int] = []
+    text_bytes = tokens = 0
+    begin = time.monotonic()
+    marks = [(begin, 0)]
+    for first in range(0, len(texts), _TEXTS_AT_ONCE):
+        # Without lone surrogates.
+        part = [text.encode("utf-8", "replace").decode() for text in texts[first : first + _TEXTS_AT_ONCE]]
+        some = [len(ids) for ids in engine.encode(Texts.from_strings(part))]
+        lengths += some
+        tokens += sum(some) + len(some)
+        text_bytes += sum(map(utf8_bytes, part))
+        marks.append((time.monotonic(), tokens))
+        if marks[-1][0] - begin > seconds and text_bytes > QUICK_SAMPLE_BYTES:
+            break
+    middle = marks[len(marks) // 2]
+    elapsed = marks[-1][0] - middle[0]
+    return lengths, text_bytes, (tokens - middle[1]) / elapsed if elapsed > 0 else 0.0
 
 
 def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = True) -> InputSample:
@@ -190,7 +220,7 @@ def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = T
     wanted = _LOOKED_AT_BYTES // min(average_bytes, _LARGE_FILE_BYTES)
     most = 1 if job.is_remote else min(max(wanted, _LEAST_SAMPLE_FILES), _SAMPLE_FILES)
     chosen = files[:: max(1, len(files) // most)][:most]
-    sample = InputSample()
+    sample = InputSample(job)
     begin = time.monotonic()
     for file in chosen:
         position = start.position if file.index == start.file else 0
@@ -211,30 +241,3 @@ def _beginnings(documents: Iterable[str], limit: int) -> Iterator[str]:
             return
         yield text[: min(limit, _LONGEST_TEXT_CHARACTERS)]
         limit -= len(text)
-
-
-def measure_sample(engine: Engine, texts: list[str], seconds: float, limits: LengthLimits) -> MeasuredSample:
-    """Encode the sample, or as much of it as `seconds` allow (a little if that is 0).
-
-    The speed is that of the second half, when the engine's caches are warm.
-    """
-    documents = tokens = text_bytes = kept_documents = kept_tokens = 0
-    begin = time.monotonic()
-    marks = [(begin, 0)]
-    for first in range(0, len(texts), _TEXTS_AT_ONCE):
-        # Without lone surrogates.
-        part = [text.encode("utf-8", "replace").decode() for text in texts[first : first + _TEXTS_AT_ONCE]]
-        lengths = [len(ids) for ids in engine.encode(Texts.from_strings(part))]
-        kept = [length for length in lengths if limits.judge(length, ended=True) == "kept"]
-        tokens += sum(lengths) + len(lengths)
-        kept_documents += len(kept)
-        kept_tokens += sum(kept) + len(kept)
-        documents += len(part)
-        text_bytes += sum(map(utf8_bytes, part))
-        marks.append((time.monotonic(), tokens))
-        if marks[-1][0] - begin > seconds and text_bytes > QUICK_SAMPLE_BYTES:
-            break
-    middle = marks[len(marks) // 2]
-    elapsed = marks[-1][0] - middle[0]
-    speed = (tokens - middle[1]) / elapsed if elapsed > 0 else None
-    return MeasuredSample(documents, tokens, text_bytes, speed, kept_documents, kept_tokens)

@@ -1,18 +1,23 @@
-"""Turn settings into a job, the resolved parts that do the work: `plan` describes it and `build` runs it."""
+"""Turn settings into a job, the resolved parts that do the work: `plan` describes it and `build` runs it.
+
+`open_manifest` finds where a run begins: after what the folder's manifest has, if input and settings are the
+same.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
 import fineweb_shards
-from fineweb_shards.errors import UsageError
+from fineweb_shards.errors import ChangedError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.formats.registry import FORMATS
@@ -24,15 +29,29 @@ from fineweb_shards.run.budget import Budget, plan_budget
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.tokenizer import find_definition
 from fineweb_shards.sources.discovery import OpenBucket
-from fineweb_shards.sources.files import find_files
+from fineweb_shards.sources.files import check_same_files, files_to_json, find_files
 from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.source import Parts, Source, open_source
 from fineweb_shards.storage.bucket import UPLOAD_MEMORY_BYTES, Bucket
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
-from fineweb_shards.storage.place import HubRef, InputFile
-from fineweb_shards.store.cleanup import holds_shards
-from fineweb_shards.store.manifest import FILE_NAME, Manifest, has_our_fields
+from fineweb_shards.storage.place import HubRef
+from fineweb_shards.store.cleanup import holds_shards, refuse_untracked_shards
+from fineweb_shards.store.manifest import (
+    FILE_NAME,
+    InputPart,
+    Manifest,
+    divide_settings,
+    has_our_fields,
+    load_manifest,
+)
+from fineweb_shards.store.resume_rules import (
+    add_index,
+    check_batch_bytes,
+    check_settings,
+    move_limit,
+    trim_to_whole_files,
+)
 from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.stream.split import SplitRule, make_split_rule
@@ -47,12 +66,7 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 # Most of a manifest's fields are in its beginning; a file of the same name by others may be huge.
 _HEAD_BYTES = 1 << 20
 # One search for all layouts: an input may have a hundred thousand names.
-_OURS = re.compile(
-    "|".join(
-        f"(?:{pattern})"
-        for pattern in (re.escape(FILE_NAME), *(layout.pattern for layout in LAYOUTS.values()))
-    )
-)
+_OURS = re.compile("|".join([re.escape(FILE_NAME), *(f"(?:{one.pattern})" for one in LAYOUTS.values())]))
 
 
 @dataclass(frozen=True)
@@ -124,7 +138,8 @@ def make_job(
 
     `begun` is the store's manifest if this is a resume.
     """
-    definition = find_definition(config, begun, observer or Observer())
+    observer = observer or Observer()
+    definition = find_definition(config, begun, observer)
     output = output_spec(config, store, definition.vocabulary)
     resolve_engine(config.engine)  # whether there is such an engine
     uploads = UPLOAD_MEMORY_BYTES if store.is_remote else 0
@@ -142,15 +157,20 @@ def make_job(
     )
     notes: list[str] = []
     if config.dataset:
-        source = _open_hub(config, settings, store, begun, observer or Observer())
+        source = _open_hub(config, settings, store, begun, observer)
     else:
-        source = _open_files(config, settings, output, begun, notes, observer or Observer())
+        source = _open_files(config, settings, output, begun, notes, observer)
     if config.val_input:
         val_files = sum(file.for_validation for file in source.files)
         output = replace(output, split_rule=SplitRule(val_files=val_files))
     _refuse_files_without_columns(config, source)
     if config.separator == AUTO:
-        source = replace(source, files=_with_separators(source.files, store, begun, notes))
+        if begun is not None and holds_shards(store, begun):  # keeps what it was begun with
+            files = recorded_separators(source.files, begun.files)
+        else:
+            files, note = settle_separators(source.files)
+            notes += [note] if note else []
+        source = replace(source, files=files)
     trial = None
     if not definition.data and config.tokens_column is None:
         trial = try_engines(config.engine, definition.vocabulary)
@@ -180,7 +200,132 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
     return OutputSpec(store, layout, vocabulary, shard_tokens, split_rule, drop, config.gpus)
 
 
-def recorded_listing(config: Config, begun: Manifest | None) -> Listing | None:
+def open_manifest(job: Job, *, same_source: bool) -> Manifest:
+    """Return the folder's manifest, checked against this job, or a new one, without versions yet. If no shard
+    is finished, other settings are no error: the manifest starts anew."""
+    config, store, manifest = job.config, job.output.store, load_manifest(job.folder)
+    settings, own = divide_settings(config.fingerprint())
+    parts = tuple(
+        InputPart(own, files_to_json(part.files), part.settings.hub.commit if part.settings.hub else None)
+        for part in job.source.parts
+    )
+    new = Manifest(settings, parts, {}, vocabulary=job.vocabulary, index=config.index)
+    if manifest is None:
+        refuse_untracked_shards(store, job.layout, set())
+        return new
+    try:
+        settings = {**settings, "max_tokens": manifest.settings["max_tokens"]}  # see `move_limit`
+        check_settings(manifest, replace(new, settings=settings), Config().fingerprint())
+        for part, recorded in zip(job.source.parts, manifest.parts, strict=True):
+            check_same_files(part.files, recorded.files, same_source=same_source)
+        check_batch_bytes(manifest.quarantined, config.batch_bytes)
+    except ChangedError:
+        if holds_shards(store, manifest):
+            raise
+        refuse_untracked_shards(store, job.layout, set())
+        return new
+    # Before the records after a lost file are dropped: those shards still exist, and a new limit must not be
+    # before their end.
+    moved = move_limit(manifest, config.max_tokens, store)
+    return trim_to_whole_files(add_index(moved, store, asked=config.index), store)
+
+
+def find_earlier_outputs(open_bucket: OpenBucket) -> Callable[[str], bool]:
+    """Return a function that tells whether a path or address is that of a manifest of ours, or of a shard or
+    sidecar beside one: otherwise a manifest would be read as JSON lines, and shards, where the user gives an
+    ending, as text. Each folder's manifest is read once, and only if there is a file of such a name."""
+
+    @cache
+    def is_ours(folder: str) -> bool:
+        if is_url(folder):
+            bucket = open_bucket(folder)
+            info = bucket.head(FILE_NAME)
+            size = min(info.size_bytes, _HEAD_BYTES) if info else 0
+            return has_our_fields(bucket.read_range(FILE_NAME, 0, size) if size else b"")
+        try:
+            with open_own(Path(folder, FILE_NAME), "rb", follow_links=True) as file:
+                return has_our_fields(file.read(_HEAD_BYTES))
+        except OSError:  # there is none, or it can't be read
+            return False
+
+    def is_earlier_output(path: str) -> bool:
+        folder, name = os.path.split(path)
+        return _OURS.fullmatch(name) is not None and is_ours(folder)
+
+    return is_earlier_output
+
+
+def _open_files(
+    config: Config,
+    settings: ReadSettings,
+    output: OutputSpec,
+    begun: Manifest | None,
+    notes: list[str],
+    observer: Observer,
+) -> Source:
+    def is_output(path: str) -> bool:
+        name = os.path.basename(path)
+        return (name == FILE_NAME or output.layout.owns(name)) and output.store.has_inside(path)
+
+    open_bucket = partial(Bucket, max_outage_seconds=config.max_outage, observer=observer)
+    files = find_files(
+        config.input,
+        config.format,
+        is_output,
+        is_earlier_output=find_earlier_outputs(open_bucket),
+        val_inputs=config.val_input,
+        skip_bad=settings.skip_bad,
+        column=settings.column,
+        find_separators=config.separator == AUTO and not (begun and begun.shards),
+        note=notes.append,
+        open_bucket=open_bucket,
+    )
+    return open_source(files, settings, observer)
+
+
+def _refuse_files_without_columns(config: Config, source: Source) -> None:
+    """Raise UsageError for a file that can't have what --where or --tokens-column is about."""
+    for file in source.files:
+        entry = FORMATS[file.format]
+        kind = file.format.upper() if entry.has_columns else "plain text"
+        for flag, value, has_it, what in (
+            ("--where", config.where, entry.has_columns, "columns"),
+            ("--tokens-column", config.tokens_column, entry.has_ids, "lists of ids"),
+        ):
+            if value is not None and not has_it:
+                raise UsageError(
+                    f"{flag} {value}: {file.path} is {kind}, which has no {what}.",
+                    "Name parquet files and JSON lines only; --format jsonl if it holds JSON lines.",
+                )
+
+
+def _open_hub(
+    config: Config, settings: ReadSettings, store: Store, begun: Manifest | None, observer: Observer
+) -> Source:
+    check_addresses()
+    quiet_clients()  # both must be called before the clients are imported, for the listing or the formats
+    work_folder = store.folder / WORK_FOLDER
+    listing = _recorded_listing(config, begun)
+    if listing is None:
+        from fineweb_shards.sources.hub_listing import list_dataset
+
+        revision = pinned_commit(config, store, begun) or config.revision
+        retrier = Retrier(config.max_outage, observer)
+        listing = list_dataset(config.dataset, config.name, config.split, revision, retrier, work_folder)
+        listing = listing.with_validation(config.val_input)
+    hub = HubRef(
+        dataset=config.dataset,
+        name=config.name,
+        hub_split=config.split,
+        commit=listing.commit,
+        work_folder=str(work_folder),
+        keep_downloads=config.keep_downloads,
+    )
+    files = listing.input_files(work_folder / DOWNLOAD_FOLDER, download=config.download)
+    return open_source(files, replace(settings, hub=hub), observer)
+
+
+def _recorded_listing(config: Config, begun: Manifest | None) -> Listing | None:
     """Return the files in the output folder's manifest; None if it has none, or if others are asked for."""
     if begun is None or begun.parts[0].commit is None or not begun.files:
         return None
@@ -201,121 +346,3 @@ def pinned_commit(config: Config, store: Store, begun: Manifest | None) -> str |
 
 def _are_same(config: Config, begun: Manifest, *names: str) -> bool:
     return all(begun.parts[0].settings.get(name) == getattr(config, name) for name in names)
-
-
-def _with_separators(
-    files: tuple[InputFile, ...], store: Store, begun: Manifest | None, notes: list[str]
-) -> tuple[InputFile, ...]:
-    """Return the files with what separates documents in the texts among them. A folder that holds shards
-    keeps what it was begun with."""
-    if begun is not None and holds_shards(store, begun):
-        return recorded_separators(files, begun.files)
-    settled, note = settle_separators(files)
-    notes += [note] if note else []
-    return settled
-
-
-class EarlierOutputs:
-    """Tells files that a build has made from files that can be its input, by the manifest in their folder:
-    otherwise a manifest would be read as JSON lines, and shards, where the user gives an ending, as text.
-    Each folder's manifest is read once, and only if there is a file of such a name."""
-
-    def __init__(self, open_bucket: OpenBucket) -> None:
-        self._open_bucket = open_bucket
-        self._known: dict[str, bool] = {}  # by folder
-
-    def has(self, path: str) -> bool:
-        """Return whether a path or address is that of a manifest of ours, or of a shard or sidecar beside
-        one."""
-        folder, name = os.path.split(path)
-        if _OURS.fullmatch(name) is None:
-            return False
-        if folder not in self._known:
-            self._known[folder] = has_our_fields(self._read_head(folder))
-        return self._known[folder]
-
-    def _read_head(self, folder: str) -> bytes:
-        """Return the beginning of a folder's manifest; nothing if there is none, or if it can't be read."""
-        if is_url(folder):
-            bucket = self._open_bucket(folder)
-            info = bucket.head(FILE_NAME)
-            size = min(info.size_bytes, _HEAD_BYTES) if info else 0
-            return bucket.read_range(FILE_NAME, 0, size) if size else b""
-        try:
-            with open_own(Path(folder, FILE_NAME), "rb", follow_links=True) as file:
-                return file.read(_HEAD_BYTES)
-        except OSError:
-            return b""
-
-
-def _open_files(
-    config: Config,
-    settings: ReadSettings,
-    output: OutputSpec,
-    begun: Manifest | None,
-    notes: list[str],
-    observer: Observer,
-) -> Source:
-    def is_output(path: str) -> bool:
-        name = os.path.basename(path)
-        return (name == FILE_NAME or output.layout.owns(name)) and output.store.has_inside(path)
-
-    open_bucket = partial(Bucket, max_outage_seconds=config.max_outage, observer=observer)
-    files = find_files(
-        config.input,
-        config.format,
-        is_output,
-        is_earlier_output=EarlierOutputs(open_bucket).has,
-        val_inputs=config.val_input,
-        skip_bad=settings.skip_bad,
-        column=settings.column,
-        find_separators=config.separator == AUTO and not (begun and begun.shards),
-        note=notes.append,
-        open_bucket=open_bucket,
-    )
-    return open_source(files, settings, observer)
-
-
-def _refuse_files_without_columns(config: Config, source: Source) -> None:
-    """Raise UsageError for a file that can't have what --where or --tokens-column is about."""
-    only = "Name parquet files and JSON lines only; --format jsonl if it holds JSON lines."
-    for file in source.files:
-        entry = FORMATS[file.format]
-        if config.where is not None and not entry.has_columns:
-            raise UsageError(
-                f"--where {config.where}: {file.path} is plain text, which has no columns.", only
-            )
-        if config.tokens_column is not None and not entry.has_ids:
-            kind = file.format.upper() if entry.has_columns else "plain text"
-            flag = f"--tokens-column {config.tokens_column}"
-            raise UsageError(f"{flag}: {file.path} is {kind}, which has no lists of ids.", only)
-
-
-def _open_hub(
-    config: Config, settings: ReadSettings, store: Store, begun: Manifest | None, observer: Observer
-) -> Source:
-    check_addresses()
-    quiet_clients()  # both must be called before the clients are imported, for the listing or the formats
-    work_folder = store.folder / WORK_FOLDER
-    listing = recorded_listing(config, begun)
-    if listing is None:
-        listing = _list_dataset(config, pinned_commit(config, store, begun), work_folder, observer)
-        listing = listing.with_validation(config.val_input)
-    hub = HubRef(
-        dataset=config.dataset,
-        name=config.name,
-        hub_split=config.split,
-        commit=listing.commit,
-        work_folder=str(work_folder),
-        keep_downloads=config.keep_downloads,
-    )
-    files = listing.input_files(work_folder / DOWNLOAD_FOLDER, download=config.download)
-    return open_source(files, replace(settings, hub=hub), observer)
-
-
-def _list_dataset(config: Config, commit: str | None, work_folder: Path, observer: Observer) -> Listing:
-    from fineweb_shards.sources.hub_listing import list_dataset
-
-    revision = commit or config.revision
-    retrier = Retrier(config.max_outage, observer)
-    return list_dataset(config.dataset, config.name, config.split, revision, retrier, work_folder)

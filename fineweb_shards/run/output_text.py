@@ -43,28 +43,26 @@ def expect_files(
     whose size can't be predicted. `val_files_share` is the share of the input's bytes in --val-input."""
     if not spec.layout.one_file and tokens // spec.shard_tokens > _MOST_EXPECTED_FILES:
         return []
-    val = _expect_validation(spec.split_rule, tokens, documents, val_files_share)
+    rule, layout = spec.split_rule, spec.layout
+    val = min(tokens, rule.val_tokens)  # the other rules are not about tokens: estimates
+    if rule.val_ratio:
+        val = round(tokens * rule.val_ratio) if round(documents * rule.val_ratio) else 0
+    elif rule.val_documents:
+        val = round(tokens * min(1.0, rule.val_documents / max(1, documents)))
+    elif rule.val_files:
+        val = round(tokens * val_files_share)
     files = []
     for split, size in zip(SPLITS, (val, tokens - val), strict=True):
-        first = spec.split_rule.first_index(split, spec.shard_tokens, val)
-        sizes = _cut(size, size or 1 if spec.layout.one_file else spec.shard_tokens)
+        first = rule.first_index(split, spec.shard_tokens, val)
+        file_tokens = size or 1 if layout.one_file else spec.shard_tokens
+        full, rest = divmod(size, file_tokens)
+        sizes = [file_tokens] * full + ([rest] if rest else [])
         if split == "train" and len(sizes) > 1 and (not exact or spec.drop_short):
             sizes = [each for each in sizes if each == spec.shard_tokens]
         for number, each in enumerate(sizes):
-            name = spec.layout.shard_name(split, first + number)
+            name = layout.shard_name(split, first + number)
             files.append(ExpectedFile(name, split, each, round(documents * each / tokens)))
     return files
-
-
-def _expect_validation(rule: SplitRule, tokens: int, documents: int, val_files_share: float) -> int:
-    """Return how many tokens will be for validation; an estimate, unless the rule is about tokens."""
-    if rule.val_ratio:
-        return round(tokens * rule.val_ratio) if round(documents * rule.val_ratio) else 0
-    if rule.val_documents:
-        return round(tokens * min(1.0, rule.val_documents / max(1, documents)))
-    if rule.val_files:
-        return round(tokens * val_files_share)
-    return min(tokens, rule.val_tokens)
 
 
 def reader_warnings(
@@ -91,24 +89,18 @@ def training_error(
     and nobody has asked for that: the layout's default is the first shard."""
     if not config.leaves_validation_to_layout or not 2 <= tokens <= spec.split_rule.val_tokens:
         return None
+    val = _rounded(tokens // 10)
+    for part in (10, 4, 2):  # a tenth for validation, or more if the reader needs more
+        tried = replace(spec, split_rule=SplitRule(val_tokens=_rounded(tokens // part)))
+        if not spec.layout.warnings(expect_files(tried, tokens, documents, exact=True), spec.gpus):
+            val = tried.split_rule.val_tokens
+            break
     all_tokens = f"the whole input, about {show_count(tokens)} tokens," if about else f"all {tokens:,} tokens"
     return NoTrainingError(
         f"There would be nothing to train on: by default the first {spec.shard_tokens:,} tokens are for "
         f"validation, and so {all_tokens} would be.",
-        f"--val-tokens {_fitting_validation(spec, tokens, documents)}",
+        f"--val-tokens {val}",
     )
-
-
-def _fitting_validation(spec: OutputSpec, tokens: int, documents: int) -> int:
-    """Return how many of the tokens to take for validation: a tenth, or more if the reader needs more."""
-    for part in (10, 4, 2):
-        val = _rounded(tokens // part)
-        files = expect_files(
-            replace(spec, split_rule=SplitRule(val_tokens=val)), tokens, documents, exact=True
-        )
-        if not spec.layout.warnings(files, spec.gpus):
-            return val
-    return _tenth(tokens)
 
 
 def stray_warnings(store: Store, layout: Layout, finished: Collection[str] | None = None) -> list[str]:
@@ -131,55 +123,41 @@ def _missing_training(
 ) -> str:
     said = spec.layout.missing_split_errors.get("train")
     failure = f' ({spec.layout.name} would stop: "{said}")' if said else ""
-    tokens = sum(file.tokens for file in files) + dropped_tokens
-    part = _tenth(tokens)
+    rule, tokens = spec.split_rule, sum(file.tokens for file in files) + dropped_tokens
+    cause, part = f"all {tokens:,} tokens are for validation", _rounded(tokens // 10)
+    remedy = f"--val-tokens {part}"
     if dropped_tokens:
         cause = f"its {dropped_tokens:,} tokens do not fill a shard and --last-shard drop leaves them out"
         remedy = f"--last-shard keep, or --shard-tokens {part}"
-    elif spec.split_rule.val_ratio:
-        cause, remedy = f"all {tokens:,} tokens are for validation", f"--val-tokens {part}"
-    elif not spec.split_rule.counts_tokens:
-        cause = f"all {tokens:,} tokens are for validation, which takes {spec.split_rule.describe()}"
-        documents = sum(file.documents for file in files)
-        remedy = f"--val-documents {_tenth(documents)}" if documents > 1 else f"--val-tokens {part} instead"
-        if spec.split_rule.val_files:
-            remedy = "fewer files in --val-input"
-    else:
-        cause = (
-            f"all {tokens:,} tokens are for validation, which takes the first {spec.split_rule.val_tokens:,}"
-        )
-        remedy = f"--val-tokens {part}"
-        if spec.split_rule == spec.layout.default_split_rule(spec.shard_tokens):
+    elif rule.counts_tokens:
+        cause += f", which takes the first {rule.val_tokens:,}"
+        if rule == spec.layout.default_split_rule(spec.shard_tokens):
             remedy = f"--shard-tokens {part} or {remedy}"
-    if tokens < 2:
-        return f"There is nothing to train on: {cause}{failure}. The input is too small to be split."
-    return f"There is nothing to train on: {cause}{failure}. {next_step} {remedy}."
+    elif not rule.val_ratio:
+        cause += f", which takes {rule.describe()}"
+        documents = sum(file.documents for file in files)
+        remedy = f"--val-documents {_rounded(documents // 10)}" if documents > 1 else f"{remedy} instead"
+        if rule.val_files:
+            remedy = "fewer files in --val-input"
+    next_step = "The input is too small to be split" if tokens < 2 else f"{next_step} {remedy}"
+    return f"There is nothing to train on: {cause}{failure}. {next_step}."
 
 
 def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step: str) -> str:
     tokens, documents = sum(file.tokens for file in files), sum(file.documents for file in files)
     failure = f'{spec.layout.name} would stop: "{spec.layout.missing_split_errors["val"]}"'
-    remedy = f"--val-tokens {_tenth(tokens)}"
+    remedy = f"--val-tokens {_rounded(tokens // 10)}"
     if spec.split_rule.val_files:
-        cause = "the files of --val-input hold no document"
-        return f"There is nothing for validation: {cause}; {failure}. {next_step} other files for it."
-    if not spec.split_rule.val_ratio:
+        cause, remedy = "the files of --val-input hold no document", "other files for it"
+    elif not spec.split_rule.val_ratio:
         return f"There is nothing for validation, as requested; {failure}. If it needs some: {remedy}."
-    if documents > 1:
-        remedy = f"--val-ratio {_ratio_for(documents)} or {remedy}"
-    share = f"a share of one in {float(1 / spec.split_rule.val_ratio):,.0f}"
-    cause = f"of {show_number_of(documents, 'document')}, {share} chooses none"
+    else:
+        share = f"a share of one in {float(1 / spec.split_rule.val_ratio):,.0f}"
+        cause = f"of {show_number_of(documents, 'document')}, {share} chooses none"
+        if documents > 1:  # the smallest round ratio that gives at least one of them
+            scale = 10 ** len(str(documents - 1))
+            remedy = f"--val-ratio {-(-scale // documents) / scale:g} or {remedy}"
     return f"There is nothing for validation: {cause}; {failure}. {next_step} {remedy}."
-
-
-def _cut(tokens: int, size: int) -> list[int]:
-    full, rest = divmod(tokens, size)
-    return [size] * full + ([rest] if rest else [])
-
-
-def _tenth(tokens: int) -> int:
-    """Return about a tenth of the tokens, as a round number."""
-    return _rounded(tokens // 10)
 
 
 def _rounded(count: int) -> int:
@@ -188,25 +166,30 @@ def _rounded(count: int) -> int:
     return int(digits[0].ljust(len(digits), "0"))
 
 
-def _ratio_for(documents: int) -> str:
-    """Return the smallest round ratio that gives at least one of the documents."""
-    digits = len(str(documents - 1))
-    return f"{-(-(10**digits) // documents) / 10**digits:g}"
-
-
-def content_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
-    """Say where the files are and what they hold."""
+def result_lines(
+    spec: OutputSpec,
+    manifest: Manifest,
+    *,
+    facts: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    closing: Sequence[str] = (),
+) -> list[str]:
+    """Say where the files are, what they hold and how to load them, with the caller's own lines between;
+    warnings come last, where they are noticed."""
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     kind = "files" if spec.layout.one_file else "shards"
     val = tokens_of(manifest.shards, "val")
-    tokens = f"{manifest.tokens:,}" + (
-        "" if spec.split_rule.counts_tokens else f", {val:,} of them for validation"
-    )
+    of_them = "" if spec.split_rule.counts_tokens else f", {val:,} of them for validation"
     return [
         f"{'folder':<10} {spec.store.location}",
         f"{kind:<10} {manifest.shard_count:,}, {size}",
-        f"{'tokens':<10} {tokens}",
+        f"{'tokens':<10} {manifest.tokens:,}{of_them}",
         f"{'documents':<10} {manifest.documents:,}",
+        *facts,
+        *(f"{'note':<10} {note}" for note in (*notes, *output_notes(spec, manifest))),
+        *closing,
+        *training_lines(spec, manifest),
+        *(line for warning in output_warnings(spec, manifest) for line in ("", f"{'WARNING':<10} {warning}")),
     ]
 
 
@@ -230,11 +213,6 @@ def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
         *reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped),
         *stray_warnings(spec.store, spec.layout, finished),
     ]
-
-
-def warning_lines(warnings: list[str]) -> list[str]:
-    """Format warnings, to be printed last, where they are noticed."""
-    return [line for warning in warnings for line in ("", f"{'WARNING':<10} {warning}")]
 
 
 def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:

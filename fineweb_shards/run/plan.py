@@ -3,36 +3,34 @@
 Parquet footers give the number of documents and the sizes, FineWeb's `token_count` column the exact number of
 tokens, also of those documents that --where and the limits keep. Everything else is estimated from a few
 batches spread over the files, and marked as an estimate.
+
+The plan's text here is the short one, for the beginning of a build; `plan` shows more (commands/plan.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from fineweb_shards.errors import BadFileError, DiskFullError, NoTrainingError
 from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.formats.registry import FORMATS, TEXT
-from fineweb_shards.formats.text_samples import given_separators
 from fineweb_shards.run.input_sample import (
     QUICK_SAMPLE_BYTES,
     InputSample,
     MeasuredSample,
-    SeparatorPreview,
-    measure_sample,
     take_sample,
 )
 from fineweb_shards.run.job import Job
-from fineweb_shards.run.output_text import training_error
-from fineweb_shards.sources.source import Source
-from fineweb_shards.storage.place import InputFile
+from fineweb_shards.run.output_text import expect_files, reader_warnings, stray_warnings, training_error
+from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.storage.streams import expansion_of
-from fineweb_shards.system.machine import busy_cores, free_disk_bytes
-from fineweb_shards.tokenizers.references import decode
+from fineweb_shards.system.machine import busy_cores, free_disk_bytes, usable_cores
+from fineweb_shards.system.terminal import printable
 from fineweb_shards.types import Cursor, Cursors
-from fineweb_shards.units import show_bytes
+from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.writing.output import shards_at_once
 
@@ -44,6 +42,8 @@ _CHEAP_ROW_GROUPS = 64  # reading token_count on the hub takes a request for eac
 # Measured with two workers on two cores, which they share with the parent: it packs, hashes and writes.
 _PARALLEL_EFFICIENCY = 0.7
 _ESTIMATE_TOLERANCE = 0.9
+_SHOWN_FILES = 3
+_BUSY_SHARE = 0.5  # of the cores, from which on other programs slow a build down
 _MOST_TOKENS_PER_BYTE = 3  # an invalid byte becomes U+FFFD, whose three bytes may be a token each
 
 
@@ -63,21 +63,14 @@ class Plan:
 
     job: Job
     extent: Extent
-    separator_preview: SeparatorPreview | None  # of the text files, if there are any
-    first_documents: tuple[str, ...]
-    worker_tokens_per_second: float | None  # of one that is alone, by a trial on this machine
+    separator_rows: list[tuple[str, str]]  # to show how text files, if there are any, are split
+    first_documents: list[str]
+    tokens_per_second: float | None  # of all workers, by a trial on this machine
     free_bytes: int
     read_share: float = 1.0  # of the input's bytes that a run will read, which --max-tokens may end early
     done_tokens: int = 0  # in finished shards
     fetched_bytes: int = 0  # over the network, for this plan
     busy_cores: float = 0.0  # with other programs, before the build
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """The tokens per second of all workers on this machine."""
-        if self.worker_tokens_per_second is None:
-            return None
-        return self.job.budget.workers * _PARALLEL_EFFICIENCY * self.worker_tokens_per_second
 
     @property
     def tokens_left(self) -> int | None:
@@ -91,25 +84,12 @@ class Plan:
         return None if left is None else self.job.output.shard_format.size_bytes(left)
 
     @property
-    def scratch_bytes(self) -> int | None:
-        """The space on this machine that the shards need, all of them or those that are being made."""
-        output, total = self.job.output, self.output_bytes
-        if total is None:
-            return None
-        shard_bytes = output.shard_format.size_bytes(output.shard_tokens)
-        return output.store.scratch_bytes(total, shard_bytes, shards_at_once(self.job.budget.workers))
-
-    @property
-    def read_bytes(self) -> int:
-        """The number of bytes still to be read or fetched; an estimate unless it is all of the input."""
-        return round(self.read_share * self.job.source.size_bytes)
-
-    @property
     def bytes_to_fetch(self) -> int:
-        """The same in whole batches, because they are fetched whole."""
-        if not self.extent.batches:
-            return self.read_bytes
-        share = math.ceil(self.read_share * self.extent.batches) / self.extent.batches
+        """The number of bytes still to be fetched, in whole batches; an estimate unless it is all of the
+        input."""
+        share, batches = self.read_share, self.extent.batches
+        if batches:
+            share = math.ceil(share * batches) / batches
         return round(share * self.job.source.size_bytes)
 
     @property
@@ -126,89 +106,48 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_token
     `start` is where a run will begin, after `done_tokens`: from the hub nothing before it is fetched.
     """
     with contextlib.closing(job.source.reopened()) as source:
+        opened, limit = replace(job, source=source), job.config.max_tokens
         (first,) = start or source.starts  # of the only part, as long as there is no plan for several
-        plan = _plan_from_sample(replace(job, source=source), trial_seconds, first)
-    return replace(plan, job=job, done_tokens=done_tokens, busy_cores=busy_cores())
-
-
-def _plan_from_sample(job: Job, trial_seconds: float, start: Cursor) -> Plan:
-    trial = _Trial(job, trial_seconds, start)
-    extent = _measure_extent(job, trial, start, every_footer=trial_seconds > 0)
-    limited, limit = extent, job.config.max_tokens
-    if limit is not None and extent.tokens is not None and extent.tokens > limit:
-        documents = None if extent.documents is None else round(extent.documents * limit / extent.tokens)
-        limited = replace(extent, documents=documents, tokens=limit)
-    before = sum(file.size_bytes for file in job.source.files[: start.file])
-    passed = job.source.only.share_before(start) or before / max(1, job.source.size_bytes)
-    return Plan(
-        job,
-        limited,
-        trial.separator_preview(),
-        trial.first_documents() if trial_seconds else (),
-        trial.tokens_per_second() if trial_seconds else None,
-        free_disk_bytes(job.folder),
-        max(0.0, (limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0) - passed),
-    )
-
-
-class _Trial:
-    """Samples of the input, read and encoded when they are first needed: a build of files that state their
-    tokens does without. A small one is for the estimates: those of `plan` and of `build` must not differ. A
-    large one, of which as much is encoded as there is time for, is for the speed."""
-
-    def __init__(self, job: Job, seconds: float, start: Cursor) -> None:
-        self._job = job
-        self._seconds = seconds
-        self._start = start if job.is_remote else _BEGINNING
-
-    @cached_property
-    def sample(self) -> InputSample:
-        return take_sample(self._job, QUICK_SAMPLE_BYTES, self._start, download=not self._seconds)
-
-    @cached_property
-    def measured(self) -> MeasuredSample:
-        return self._measure(self.sample, 0)
-
-    @cached_property
-    def _large_sample(self) -> InputSample:
-        return take_sample(self._job, _SAMPLE_BYTES, self._start, download=False)
-
-    def _measure(self, sample: InputSample, seconds: float) -> MeasuredSample:
-        if self._job.engine is None:
-            return sample.measure_tokens(self._job.length_limits)
-        engine = self._job.engine(self._job.vocabulary)
-        return measure_sample(engine, sample.texts, seconds, self._job.length_limits)
-
-    def tokens_per_second(self) -> float | None:
-        """Return the speed of reading and encoding; None if it was too little to tell."""
-        sample = self._large_sample
-        measured = self._measure(sample, self._seconds)
-        if not measured.tokens_per_second or not measured.tokens or not sample.content_bytes:
-            return None
-        bytes_per_token = measured.text_bytes / measured.tokens
-        read_seconds = sample.read_seconds / sample.content_bytes * bytes_per_token
-        seconds = read_seconds + 1 / measured.tokens_per_second
-        return 1 / seconds if seconds else None
-
-    def first_documents(self) -> tuple[str, ...]:
-        """Return the beginnings of some documents. Of tokens they show whether the vocabulary is theirs."""
-        if self._job.engine is not None:
-            return tuple(self._large_sample.first_documents)
-        decoded = (decode(tokens, self._job.vocabulary) for tokens in self._large_sample.first_tokens)
-        return tuple(data.decode("utf-8", "replace") for data in decoded)
-
-    def separator_preview(self) -> SeparatorPreview | None:
-        """Return how the text files are split into documents; None if there are none."""
-        texts = [file for file in self._job.source.files if file.format == TEXT]
-        return self.sample.separator_preview(given_separators(texts, self._job.config.separator))
+        sampled_from = first if job.is_remote else _BEGINNING
+        # A small sample is for the estimates: those of `plan` and of `build` must not differ. A large one, of
+        # which as much is encoded as there is time for, is for the speed.
+        sample = take_sample(opened, QUICK_SAMPLE_BYTES, sampled_from, download=not trial_seconds)
+        extent = _measure_extent(sample, first, every_footer=trial_seconds > 0)
+        limited = extent
+        if limit is not None and extent.tokens is not None and extent.tokens > limit:
+            documents = None if extent.documents is None else round(extent.documents * limit / extent.tokens)
+            limited = replace(extent, documents=documents, tokens=limit)
+        before = sum(file.size_bytes for file in source.files[: first.file])
+        passed = source.only.share_before(first) or before / max(1, source.size_bytes)
+        read_share = limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0
+        speed: float | None = None
+        first_documents: list[str] = []
+        if trial_seconds:
+            large = take_sample(opened, _SAMPLE_BYTES, sampled_from, download=False)
+            alone, first_documents = large.tokens_per_second(trial_seconds), large.show_documents()
+            speed = alone * job.budget.workers * _PARALLEL_EFFICIENCY if alone else None
+        return Plan(
+            job,
+            limited,
+            sample.separator_rows(),
+            first_documents,
+            speed,
+            free_disk_bytes(job.folder),
+            max(0.0, read_share - passed),
+            done_tokens,
+            busy_cores=busy_cores(),
+        )
 
 
 def check_disk(plan: Plan) -> None:
     """Raise DiskFullError if the disk can't hold the shards. An estimated size is first reduced by 10 %."""
-    needed, free = plan.scratch_bytes, plan.free_bytes
-    if needed is None:
+    output, total, free = plan.job.output, plan.output_bytes, plan.free_bytes
+    if total is None:
         return
-    place = "--scratch" if plan.job.output.store.is_remote else "--out"
+    # On this machine: of all shards or, if they go to a bucket, of those that are being made.
+    shard_bytes = output.shard_format.size_bytes(output.shard_tokens)
+    needed = output.store.scratch_bytes(total, shard_bytes, shards_at_once(plan.job.budget.workers))
+    place = "--scratch" if output.store.is_remote else "--out"
     about, remark = ("", "") if plan.extent.exact else ("about ", " (an estimate)")
     if free < (needed if plan.extent.exact else needed * _ESTIMATE_TOLERANCE):
         raise DiskFullError(
@@ -221,9 +160,16 @@ def check_disk(plan: Plan) -> None:
 def split_error(plan: Plan) -> NoTrainingError | None:
     """Return the error if it is certain that nothing would be left to train on. Where only an estimate says
     so, the end of the stream will tell."""
-    job, extent = plan.job, plan.extent
+    job, extent, files = plan.job, plan.extent, plan.job.source.files
     limit = job.config.max_tokens or math.inf
-    most = min(limit, extent.tokens if extent.exact and extent.tokens else _most_tokens(job))
+    most = math.inf
+    if extent.exact and extent.tokens:
+        most = extent.tokens
+    elif job.vocabulary.reference == GPT2.reference and all(  # others have normalizers
+        FORMATS[file.format].is_text and not file.compression and not file.is_pipe for file in files
+    ):
+        most = sum(file.size_bytes * _MOST_TOKENS_PER_BYTE + 1 for file in files)
+    most = min(limit, most)
     if plan.done_tokens or most > job.output.split_rule.val_tokens:
         return None
     tokens = int(most) if extent.tokens is None else extent.tokens
@@ -231,31 +177,29 @@ def split_error(plan: Plan) -> NoTrainingError | None:
     return training_error(job.output, job.config, tokens, extent.documents or 1, about=about)
 
 
-def _most_tokens(job: Job) -> float:
-    """Return how many tokens the input has at most, by its size; infinity if that says nothing."""
-    files = job.source.files
-    sizes_tell = all(
-        FORMATS[file.format].is_text and not file.compression and not file.is_pipe for file in files
-    )
-    if not sizes_tell or job.vocabulary.reference != GPT2.reference:  # others have normalizers
-        return math.inf
-    return sum(file.size_bytes * _MOST_TOKENS_PER_BYTE + 1 for file in files)
-
-
-def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
+def _measure_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -> Extent:
+    job = sample.job
     files = tuple(file for file in job.source.files if file.problem is None)
     if any(file.is_pipe for file in files) or (every_footer and any(file.is_missing for file in files)):
         return Extent(None, None, exact=False)  # `plan` downloads nothing
     if all(isinstance(job.source.only.reader_of(file), ParquetFormat) for file in files):
-        seen = _parquet_extent(job, trial, start, every_footer=every_footer)
+        seen = _parquet_extent(sample, start, every_footer=every_footer)
         if seen.exact or not every_footer:
             return seen
         # What is not known exactly is estimated as `build` does it; the footers have told the documents.
-        return replace(seen, tokens=_parquet_extent(job, trial, start, every_footer=False).tokens)
-    sample, measured = trial.sample, trial.measured
+        return replace(seen, tokens=_parquet_extent(sample, start, every_footer=False).tokens)
+    measured = sample.measured
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
-    total_bytes = _unpacked_bytes(job.source.only, files)
+    # After decompression; files that are not on the disk yet, because they come from the hub, as if they were
+    # like those that are, and those in a bucket like the first few.
+    chosen = [file for file in files if not file.is_missing]
+    chosen = [file for file in chosen if not file.is_remote] or chosen[:REMOTE_FOOTERS]
+    packed = unpacked = 0.0
+    for file in chosen:
+        expansion = expansion_of(file, job.source.only.reader_of(file).place)
+        packed, unpacked = packed + file.size_bytes, unpacked + file.size_bytes * expansion
+    total_bytes = unpacked / max(1, packed) * sum(file.size_bytes for file in files)
     scale = total_bytes / sample.read_bytes
     texts = [file for file in files if file.format == TEXT and file.size_bytes]
     # A document may be longer than the sample of its file, which then has none that ends.
@@ -269,20 +213,9 @@ def _measure_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     return _within_limits(Extent(documents, tokens, exact=False, batches=batches), measured)
 
 
-def _unpacked_bytes(source: Source, files: tuple[InputFile, ...]) -> float:
-    """Return the size of all files after decompression; those that are not on the disk yet, because they come
-    from the hub, as if they were like those that are, and those in a bucket like the first few."""
-    chosen = [file for file in files if not file.is_missing]
-    chosen = [file for file in chosen if not file.is_remote] or chosen[:REMOTE_FOOTERS]
-    packed = unpacked = 0.0
-    for file in chosen:
-        expansion = expansion_of(file, source.reader_of(file).place)
-        packed, unpacked = packed + file.size_bytes, unpacked + file.size_bytes * expansion
-    return unpacked / max(1, packed) * sum(file.size_bytes for file in files)
-
-
-def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: bool) -> Extent:
+def _parquet_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -> Extent:
     """Count documents by the footers, and tokens by `token_count`; estimate tokens if a file lacks it."""
+    job = sample.job
     files = tuple(file for file in job.source.files if file.problem is None)
     most = len(files) if every_footer else _FOOTERS_AT_ONCE
     chosen = files[:most]
@@ -316,10 +249,9 @@ def _parquet_extent(job: Job, trial: _Trial, start: Cursor, *, every_footer: boo
     if all_counted:
         tokens = round((counted + documents) * scale)
         return Extent(round(documents * scale), tokens, chosen == files, parts)
-    measured = trial.measured
+    measured = sample.measured
     per_byte = (measured.tokens - measured.documents) / max(1, measured.text_bytes)
     if job.source.only.settings.where is not None:  # what is kept may be longer or shorter than the others
-        sample = trial.sample
         rows = round(rows * sample.documents / max(1, sample.seen_documents))
         text_bytes = round(rows * sample.content_bytes / max(1, sample.documents))
     tokens = round((rows + text_bytes * per_byte) * scale)
@@ -333,3 +265,121 @@ def _within_limits(extent: Extent, measured: MeasuredSample) -> Extent:
     documents = extent.documents * measured.kept_documents / measured.documents
     tokens = extent.tokens * measured.kept_tokens / max(1, measured.tokens)
     return replace(extent, documents=round(documents), tokens=round(tokens), exact=False)
+
+
+def short_lines(plan: Plan) -> list[str]:
+    """Return the plan in a few lines, with warnings, for the beginning of a build. They also show how a text
+    is split into documents, because later nothing shows it."""
+    rows = [*short_rows(plan), *plan.separator_rows]
+    return [f"{name:<10} {text}" for name, text in rows] + plan_warning_lines(plan)
+
+
+def plan_warning_lines(plan: Plan) -> list[str]:
+    """Return warnings about problems that the loader of the files will have, as far as the plan can tell."""
+    job, extent = plan.job, plan.extent
+    warnings = stray_warnings(job.output.store, job.layout)
+    if extent.tokens and extent.documents and not split_error(plan):
+        exact = extent.exact and job.output.split_rule.counts_tokens
+        val_bytes = sum(file.size_bytes for file in job.source.files if file.for_validation)
+        share = val_bytes / max(1, job.source.size_bytes)
+        files = expect_files(job.output, extent.tokens, extent.documents, exact=exact, val_files_share=share)
+        about = "" if exact else "By the estimate: "
+        warnings += [f"{about}{warning}" for warning in reader_warnings(job.output, files, made=False)]
+    return [f"{'WARNING':<10} {warning}" for warning in warnings]
+
+
+def short_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return name and text of each line."""
+    return [*_input_rows(plan), *_tokenizer_rows(plan.job), *_output_rows(plan), *_machine_rows(plan)]
+
+
+def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    job, config = plan.job, plan.job.config
+    files = [file for file in job.source.files if not file.is_pipe]
+    named = [file for file in job.source.files if file.is_pipe and file.path != STANDARD_INPUT]
+    parts = [f"{show_number_of(len(files), 'file')}, {show_bytes(job.source.size_bytes)}"] if files else []
+    parts += [show_number_of(len(named), "pipe")] if named else []  # whose size is unknown before its end
+    parts += ["standard input"] if len(files) + len(named) < len(job.source.files) else []
+    hub = job.source.only.settings.hub
+    where = f"{hub.dataset} {hub.name} at {hub.commit[:10]}: " if hub else ""
+    fetch = ""
+    if job.is_remote:
+        whole = plan.bytes_to_fetch == job.source.size_bytes
+        fetch = " to fetch" if whole else f", about {show_bytes(plan.bytes_to_fetch)} of it to fetch"
+        fetch += f", {show_bytes(plan.fetched_bytes)} fetched for this plan" if plan.fetched_bytes else ""
+    kinds = ", ".join(sorted({file.format for file in job.source.files}))
+    yield "input", f"{where}{', and '.join(parts) or 'no file'}{fetch} ({kinds})"
+    for note in job.notes:
+        yield "note", note
+    if config.where:
+        yield "kept", f"documents with {config.where}"
+    limits = [f"at least {config.min_tokens:,}"] if config.min_tokens else []
+    limits += [f"at most {config.max_document_tokens:,}"] if config.max_document_tokens is not None else []
+    if limits:
+        yield "kept", f"documents of {' and '.join(limits)} tokens"
+
+
+def _tokenizer_rows(job: Job) -> Iterator[tuple[str, str]]:
+    """Say what encodes, if it is not GPT-2: nobody should find out in the morning that EOT is another one."""
+    vocabulary, engine = job.vocabulary, job.engine
+    if vocabulary == GPT2:
+        return
+    names = {number: name for name, number in job.definition.special_tokens.items()}
+    name = printable(names.get(vocabulary.eot, ""))
+    eot = f"{name} ({vocabulary.eot})" if name else str(vocabulary.eot)
+    dtype = job.output.shard_format.dtype.name
+    yield "tokenizer", f"{printable(vocabulary.name)}: {vocabulary.size:,} ids ({dtype}), EOT {eot}"
+    if engine and engine.name == vocabulary.reference and job.trial and job.trial.refusals:
+        why = printable("; ".join(job.trial.refusals))
+        yield "engine", f"{engine.name} itself, which is slow: {why}"
+    elif engine and vocabulary.reference == "sentencepiece":
+        yield "engine", "sentencepiece itself, which is slow: nothing faster gives the same tokens"
+
+
+def _output_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    job, extent, location = plan.job, plan.extent, plan.job.output.store.location
+    if extent.tokens is None:
+        yield "tokens", show_estimate(None, exact=False)
+    else:
+        how = "exact, from token_count" if extent.exact else "an estimate"
+        yield "tokens", f"{show_estimate(extent.tokens, exact=extent.exact)} ({how})"
+        if job.layout.one_file:
+            yield "files", f"one for each split ({job.layout.name}), in {location}"
+        else:
+            last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.output.shard_tokens
+            about, rest = "", f", the last with {last:,}"
+            # Unless validation is a number of tokens, its last shard is not full, either.
+            if not extent.exact or not job.output.split_rule.counts_tokens:
+                about, rest = "about ", ""
+            yield (
+                "shards",
+                f"{about}{plan.shards:,} of {job.output.shard_tokens:,} tokens{rest}, in {location}",
+            )
+        needed = f"{'' if extent.exact else 'about '}{show_bytes(plan.output_bytes or 0)} needed"
+        yield "disk", f"{needed}, {show_bytes(plan.free_bytes)} free"
+    names = [file.name for file in job.source.files if file.for_validation]
+    shown = ", ".join(names[:_SHOWN_FILES]) + (", …" if len(names) > _SHOWN_FILES else "")
+    yield "validation", job.output.split_rule.describe() + (f", which come first: {shown}" if names else "")
+
+
+def _machine_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    config, budget = plan.job.config, plan.job.budget
+    memory, engine = show_bytes(budget.memory_bytes), plan.job.engine
+    encoder = f"{engine.name} {engine.installed_version()}" if engine else "no tokenizer"
+    yield "machine", f"{show_number_of(budget.workers, 'worker')}, {encoder}, memory budget {memory}"
+    # Why a build will be slow on a machine with other work: it would look as if something were wrong.
+    cores, busy = usable_cores(), plan.busy_cores
+    if config.priority == "background" and config.executor == "local" and busy >= cores * _BUSY_SHARE:
+        load = f"other programs want {busy:.1f} of {show_number_of(cores, 'core')}"
+        yield "priority", f"lowest: {load} (or --priority normal)"
+    wanted = budget.wanted_workers
+    if wanted is not None and wanted > budget.workers:
+        fewer = f"{budget.workers} instead of {wanted:,}: {memory} of memory hold no more"
+        yield "workers", f"{fewer} (--max-memory)"
+
+
+def show_estimate(count: int | None, *, exact: bool) -> str:
+    """Return a count in words that tell whether it is exact."""
+    if count is None:
+        return "unknown before the end"
+    return f"{count:,}" if exact else f"about {show_count(count)}"

@@ -110,28 +110,24 @@ def _fetch_known(name: str, known: BuiltinVocabulary, config: Config, observer: 
     if known.repository:
         data, _ = _fetch(known.repository, "", (known.file,), config, observer)
     else:
-        data = _fetch_with_tiktoken(name)
+        from requests import RequestException
+        from tiktoken_ext.openai_public import ENCODING_CONSTRUCTORS
+
+        try:
+            data = format_ranks(ENCODING_CONSTRUCTORS[name]()["mergeable_ranks"])
+        except (RequestException, OSError, ValueError) as error:
+            raise NetworkError(
+                f"--tokenizer {name}: it is not in tiktoken's cache, and could not be downloaded "
+                f"({type(error).__name__}).",
+                f"Fetch {name}.tiktoken yourself, and name it with --tokenizer {name}.tiktoken; or set "
+                "TIKTOKEN_CACHE_DIR to a folder that has it.",
+            ) from None
     if hashlib.sha256(data).hexdigest() != known.sha256:
         raise InputError(
             f"--tokenizer {name}: the file that was fetched is not the published one.",
             f"Name yours with --tokenizer FILE --pattern {known.pattern}.",
         )
     return data
-
-
-def _fetch_with_tiktoken(name: str) -> bytes:
-    from requests import RequestException
-    from tiktoken_ext.openai_public import ENCODING_CONSTRUCTORS
-
-    try:
-        return format_ranks(ENCODING_CONSTRUCTORS[name]()["mergeable_ranks"])
-    except (RequestException, OSError, ValueError) as error:
-        raise NetworkError(
-            f"--tokenizer {name}: it is not in tiktoken's cache, and could not be downloaded "
-            f"({type(error).__name__}).",
-            f"Fetch {name}.tiktoken yourself, and name it with --tokenizer {name}.tiktoken; or set "
-            "TIKTOKEN_CACHE_DIR to a folder that has it.",
-        ) from None
 
 
 def _fetch(

@@ -18,7 +18,6 @@ from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.build import build
 from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.stream.packer import Packer
-from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers import FAST_ENGINES
 from fineweb_shards.tokenizers.encoder import make_mender
@@ -207,8 +206,7 @@ def test_a_build_with_processes_and_one_without_leave_the_same_folder(
     settings = {"shard_tokens": shard_tokens, "batch_bytes": 4096}
     inline = runs.build_inline(tmp_path / "inline", path, **settings)
     job = runs.job_of(tmp_path / "local", path, workers=2, **settings)
-    with FolderLock(job.folder):
-        local = build(job, fresh=False, same_source=False, screen=Screen(), command="").manifest
+    local = build(job.config, screen=Screen(), command="").manifest
     assert runs.shards_in(tmp_path / "local") == runs.shards_in(tmp_path / "inline")
     assert local.shards == inline.shards
 

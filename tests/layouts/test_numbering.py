@@ -14,7 +14,7 @@ from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.base import Numbering, choose_digits
 from fineweb_shards.layouts.plain import Plain
 from fineweb_shards.run.build import run
-from fineweb_shards.run.resume import open_manifest
+from fineweb_shards.run.job import open_manifest
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.retry import Disk

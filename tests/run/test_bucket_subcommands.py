@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fineweb_shards.commands import report as report_command
+from fineweb_shards.commands import folders
 from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
 from fineweb_shards.run import export as export_module
@@ -207,7 +207,7 @@ def test_a_report_is_where_it_says(
     bucket = upload_folder(made, f"{bucket_url}/a")
     before = {info.name: info.etag for info in bucket.list()}
     opened: list[str] = []
-    monkeypatch.setattr(report_command.webbrowser, "open", lambda address: opened.append(address) or True)
+    monkeypatch.setattr(folders.webbrowser, "open", lambda address: opened.append(address) or True)
     done = inline.run_command("report", f"{bucket_url}/a", "--open")
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.strip())

@@ -56,7 +56,7 @@ def test_a_folder_of_another_program_is_left_alone(tmp_path: Path, kind: str, fr
     (out / "train.bin").write_bytes(b"precious")
     before = everything_in(out)
     with pytest.raises(OutputError, match="another program") as refused:
-        build(runs.job_of(out, path), fresh=fresh, yes=True, same_source=False, screen=Screen(), command="")
+        build(runs.job_of(out, path).config, fresh=fresh, yes=True, screen=Screen(), command="")
     assert refused.value.exit_code == 5
     assert "choose another --out" in refused.value.hint
     assert everything_in(out) == before

@@ -32,7 +32,7 @@ def test_temporary_files_are_removed_at_the_next_start(tmp_path: Path, complete:
     os.utime(out / WORK_FOLDER / "heartbeat.json.1.2.tmp", (0, 0))
     if complete:
         job = runs.job_of(out, path, **SETTINGS)
-        build(job, fresh=False, same_source=False, screen=Screen(), command="")
+        build(job.config, screen=Screen(), command="")
     else:
         runs.build_inline(out, path, **SETTINGS)
     assert [one.name for one in (out / WORK_FOLDER).glob("*.tmp")] == ["report.html.3.4.tmp"]

@@ -40,10 +40,10 @@ def obey(order: dict[str, Any]) -> int:
     for name in ("huggingface_hub.constants", "datasets.config"):  # which read the environment
         importlib.reload(sys.modules[name])
     from fineweb_shards.commands import main as cli
-    from fineweb_shards.run import executor
+    from fineweb_shards.run import build
     from tests.support import inline
 
-    executor.LocalExecutor = inline.InlineWorkers  # type: ignore[assignment, attr-defined]
+    build.LocalExecutor = inline.InlineWorkers  # type: ignore[assignment, attr-defined]
     sys.argv = [cli.__file__, *order["words"]]
     return cli.main()
 

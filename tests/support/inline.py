@@ -20,7 +20,7 @@ from fineweb_shards.commands import build as build_command
 from fineweb_shards.commands import main as cli
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.run import executor, job
+from fineweb_shards.run import build, job
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
@@ -113,7 +113,7 @@ def run_command(*words: object, cwd: Path | None = None) -> subprocess.Completed
     ):
         # Or this process would keep it to its end.
         patch.setattr(build_command, "apply_priority", lambda priority: None)
-        patch.setattr(executor, "LocalExecutor", InlineWorkers)
+        patch.setattr(build, "LocalExecutor", InlineWorkers)
         patch.setattr(job, "try_engines", _try_once)
         patch.setattr(sys, "argv", [cli.__file__, *arguments])
         patch.setattr(sys, "stdin", io.StringIO())

@@ -23,8 +23,7 @@ from fineweb_shards.run.build import run
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.export import export as export_shards
 from fineweb_shards.run.export import open_export_source
-from fineweb_shards.run.job import Job, make_job
-from fineweb_shards.run.resume import open_manifest
+from fineweb_shards.run.job import Job, make_job, open_manifest
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.store.cleanup import tidy_finished
 from fineweb_shards.store.folder_store import FolderStore

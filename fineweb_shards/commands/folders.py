@@ -1,0 +1,170 @@
+"""The subcommands about the folder of a build: `verify`, `status`, `report`, `export` and `upload`.
+
+What they do is in other packages (reading, watching, report, run); here are their flags and their output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+
+from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags
+from fineweb_shards.commands.targets import read_named_store, read_store
+from fineweb_shards.errors import UsageError
+from fineweb_shards.reading.verify import check_folder
+from fineweb_shards.report.facts import report_path
+from fineweb_shards.report.page import write_report
+from fineweb_shards.run.config import load_config
+from fineweb_shards.run.output_text import result_lines
+from fineweb_shards.storage.bucket_address import BucketAddress, copy_command
+from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
+from fineweb_shards.store.opening import scratch_folder
+from fineweb_shards.store.store import Store
+from fineweb_shards.stream.split import VAL_SETTINGS
+from fineweb_shards.system.retry import Retrier
+from fineweb_shards.system.signals import Interrupts
+from fineweb_shards.system.standard_streams import ignore_closed_output
+from fineweb_shards.system.terminal import printable
+from fineweb_shards.units import show_bytes, show_number_of, show_seconds
+from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result
+from fineweb_shards.watching.status import read_status, show_status, watch_status
+
+EXPORT_SETTINGS = (
+    "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "gpus", "index", "verify",
+)  # fmt: skip
+
+
+def add_verify_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name an output folder: by its path, or by the config it was built with."""
+    parser.add_argument(
+        "folder",
+        metavar="DIR",
+        type=read_store,
+        nargs="?",
+        help="output folder of a build (also s3://…), or the sample or TOML file that it was built with",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file or sample that names it, instead of DIR")
+
+
+def run_verify(options: argparse.Namespace) -> None:
+    """Check all shards, print the damaged ones, and print how much was checked."""
+    ignore_closed_output()
+    store = read_named_store(options)
+    verdict = check_folder(store, LineScreen().warn)
+    manifest = verdict.manifest
+    alive = store.is_locked()
+    if names := verdict.unfinished:
+        which = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names):,} files)"
+        stopped = "when the run was stopped; the next build makes it again"
+        why = "yet; the build that is at work makes it" if alive else stopped
+        print_result(f"{which}: not finished {why}.")
+    next_step = "a build is at work here" if alive else "the build is not finished; run its command again"
+    state = "complete" if manifest.complete else f"so far: {next_step}"
+    count = show_number_of(manifest.shard_count, "shard")
+    print_result(f"{store.location}: {count}, {manifest.tokens:,} tokens verified, {state}.")
+
+
+def add_status_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the folder, and how to show its status."""
+    add_verify_flags(parser)
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="keep showing it until the run ends; wait for a build that has not begun",
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run_status(options: argparse.Namespace) -> int:
+    """Print the status, and return the exit code for the state."""
+    store = read_named_store(options)
+    if options.watch:
+        return watch_status(store, as_json=options.json)
+    status = read_status(store)
+    show_status(status, as_json=options.json)
+    return status.exit_code
+
+
+def add_report_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the folder, and the flag to open the report."""
+    parser.description = (
+        "Writes DIR/.fineweb-shards/report.html and prints the path. About a folder in a bucket it is\n"
+        "written into the user's cache folder on this machine; nothing in the bucket is changed."
+    )
+    add_verify_flags(parser)
+    parser.add_argument("--open", action="store_true", help="show it in the browser")
+
+
+def run_report(options: argparse.Namespace) -> None:
+    """Write the report and print its path. About a folder in a bucket it is written where a build on this
+    machine has it, in the scratch folder of that address, so that the right to read is enough."""
+    ignore_closed_output()
+    store = read_named_store(options)
+    path = report_path(scratch_folder(store.location, "")) if store.is_remote else None
+    path = write_report(store, path=path)
+    print(printable(str(path)))
+    if options.open and not webbrowser.open(path.resolve().as_uri()):
+        LineScreen().warn("No browser was found here: open the file named above.")
+
+
+def add_export_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the folder to export from, and a flag for every setting of the output."""
+    parser.add_argument("folder", metavar="DIR", type=read_store, help="output folder, or its sample")
+    add_setting_flags(parser, EXPORT_SETTINGS)
+    add_fresh_flags(parser)
+
+
+def run_export(options: argparse.Namespace) -> None:
+    """Export, verify, and print the result."""
+    from fineweb_shards.run.export import export, open_export_source
+
+    interrupts = Interrupts(options.resume)
+    ignore_closed_output()
+    source = open_export_source(options.folder)
+    config = load_config(None, {name: getattr(options, name) for name in EXPORT_SETTINGS})
+    screen = LineScreen()
+    interrupts.on_stop = screen.say_stopping
+    observer = WaitsOnScreen(screen)
+    done = export(source, config, fresh=options.fresh, yes=options.yes, say=screen.warn, observer=observer)
+    if config.verify and done.seconds:
+        check_folder(done.spec.store, screen.warn)
+    interrupts.work_is_done()
+    first = "Nothing to do: the export was made before."
+    if done.seconds:
+        speed = show_bytes(done.spec.shard_format.size_bytes(done.new_tokens) / max(done.seconds, 1e-9))
+        first = f"Done: in {show_seconds(done.seconds)}, {speed}/s."
+    print_result(first, *result_lines(done.spec, done.manifest))
+
+
+def add_upload_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the folder to upload, and the dataset to upload it to."""
+    parser.add_argument("folder", metavar="DIR", type=read_store, help="output folder, or its sample")
+    parser.add_argument("--repo", metavar="USER/NAME", required=True, help="the dataset; made if needed")
+    parser.add_argument("--private", action="store_true", help="make it a private one, if it is made")
+    add_setting_flags(parser, ["max_outage"])
+
+
+def run_upload(options: argparse.Namespace) -> None:
+    """Verify the folder, then send what the hub does not have yet."""
+    quiet_clients()  # both must be called before the clients are imported
+    check_addresses()
+    from fineweb_shards.run.upload import Uploader
+
+    store: Store = options.folder
+    if store.is_remote:
+        command, folder = copy_command(BucketAddress.parse(store.location))
+        raise UsageError(
+            f"{store.location}: only a folder on this machine can be sent to the hub.",
+            f"Copy it first: `{command}`, then upload {folder}.",
+        )
+    interrupts = Interrupts(options.resume)
+    ignore_closed_output()
+    config = load_config(None, {"max_outage": options.max_outage})
+    screen = LineScreen()
+    interrupts.on_stop = screen.say_stopping
+    uploader = Uploader(options.repo, Retrier(config.max_outage, WaitsOnScreen(screen)), screen.say)
+    manifest = check_folder(store, screen.warn).manifest
+    url, files, sent = uploader.upload(store.folder, manifest, private=options.private)
+    interrupts.work_is_done()
+    what = f"{sent:,} of {show_number_of(files, 'file')} sent" if sent else "Nothing to send"
+    print(f"{what}; all are verified and at {url}")
