@@ -83,8 +83,8 @@ class InProcessPlane(DataPlane):
         return write_at_once(self._writer, tokens, placements)
 
     def seal(self, segment: Segment) -> Future[str]:
-        arguments = segment, self._format, self._store, self._max_wait_seconds
-        return self._start(partial(seal_segment, Observer(), *arguments))
+        settings = self._format, self._store, self._max_wait_seconds
+        return self._start(partial(seal_segment, Observer(), segment, *settings))
 
     def write_sidecars(self, file: FinishedFile) -> Future[None]:
         return self._start(partial(write_sidecars, Observer(), file))

@@ -6,14 +6,13 @@ How orders arrive, where tokens are held, and where blocks are sent, is up to th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.file_tasks import FileWork
-from fineweb_shards.executors.isolate_bad_document import encode_one_by_one, holds_any
+from fineweb_shards.executors.isolate_bad_document import Announce, encode_one_by_one, holds_any, join_blocks
 from fineweb_shards.executors.task import WorkOrder
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.sources.parts import Parts
@@ -21,7 +20,6 @@ from fineweb_shards.sources.source import arrived_damaged
 from fineweb_shards.store.shard_files import TokenWriter, seal_segment
 from fineweb_shards.store.sidecars import write_sidecars
 from fineweb_shards.store.store import Segment, Store
-from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers import ENGINES
@@ -30,7 +28,7 @@ from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, UnencodableE
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.selftest import GPT2_SHA256, check_engine
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
-from fineweb_shards.types import Batch, Counts, EncodedBlock, HeldTokens, Quarantined, TextChunk, Tokens
+from fineweb_shards.types import Batch, Counts, EncodedBlock, HeldTokens, TextChunk, Tokens
 from fineweb_shards.vocabulary import Vocabulary
 
 
@@ -54,15 +52,9 @@ class WorkerSpec:
         """The vocabulary to encode with, without the bytes of its tokens: the worker loads them itself."""
         return self.shard_format.vocabulary
 
-    @property
-    def folder(self) -> Path:
-        """The folder on this machine for files that grow."""
-        return self.store.folder
-
     def make_writer(self, observer: Observer) -> TokenWriter:
         """Return the writer of a process that has tokens."""
-        disk = Disk(self.folder, self.max_outage_seconds, observer)
-        return TokenWriter(self.shard_format, disk)
+        return TokenWriter(self.shard_format, Disk(self.store.folder, self.max_outage_seconds, observer))
 
     def finish_file(self, work: FileWork, observer: Observer) -> str | None:
         """Seal a segment, and return its SHA-256; or write the sidecars of a finished file."""
@@ -89,7 +81,7 @@ class WorkerSpec:
 
 
 def encode_batch(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
 ) -> Iterator[tuple[int, EncodedBlock]]:
     """Yield a block, with its number in the batch, for each chunk from `order.first_block` on. `announce`
     gets each document that is encoded on its own."""
@@ -100,20 +92,74 @@ def encode_batch(
 
 
 def _encode_single(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
 ) -> Iterator[tuple[int, EncodedBlock]]:
     """Yield the blocks of a batch of one file. If a token_count differs, the bytes are fetched once more, if
     they came over the network, before the file is blamed for it."""
-    batch = order.batch
-    for number, block in _encode_chunks(source, encoder, order, announce):
-        if block.counts.token_count_mismatches and source.fetch_again(batch):
-            rest = _encode_chunks(source, encoder, replace(order, first_block=number), announce)
-            note = arrived_damaged(source.file_of(batch), batch)
-            for later, sound in rest:
+
+    def encode_from(first_block: int) -> Iterator[tuple[int, EncodedBlock]]:
+        for number, chunk in enumerate(source.chunks(order.batch)):
+            if number >= first_block:
+                yield number, _encode_chunk(source, encoder, order, chunk, announce)
+
+    for number, block in encode_from(order.first_block):
+        if block.counts.token_count_mismatches and source.fetch_again(order.batch):
+            note = arrived_damaged(source.file_of(order.batch), order.batch)
+            for later, sound in encode_from(number):
                 is_sound = later == number and not sound.counts.token_count_mismatches
                 yield later, replace(sound, problems=(*sound.problems, note)) if is_sound else sound
             return
         yield number, block
+
+
+def _encode_members(
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
+) -> Iterator[tuple[int, EncodedBlock]]:
+    """Yield one block of several small files. If one of them can't be read, what is before comes first."""
+    read: list[tuple[Batch, TextChunk]] = []
+    failure: ShardError | None = None
+    for member in order.batch.members:
+        try:
+            read.extend((member, chunk) for chunk in source.chunks(member))
+        except ShardError as error:
+            failure = error
+            break
+        except Exception as error:  # a bug, of which the message will name the first of the files
+            error.add_note(f"While {source.file_of(member).name} was read.")
+            raise
+    if read and not order.first_block:
+        block = None
+        if not (isinstance(encoder, TokenJoiner) or order.one_by_one or order.skip_digests):
+            chunks = [chunk for _, chunk in read]
+            whole = TextChunk(
+                Texts.from_pieces([text for chunk in chunks for text in chunk.texts.iter_bytes()]),
+                chunks[0].start,
+                chunks[-1].end,
+                counts=sum((chunk.counts for chunk in chunks), Counts()),
+                problems=tuple(problem for chunk in chunks for problem in chunk.problems),
+            )  # without origins, by which nothing but a token_count and documents tried one by one are named
+            first, last = (source.file_of(order.batch.members[i]).name for i in (0, -1))
+            with contextlib.suppress(UnencodableError):  # encoding file by file will find the document
+                block = encoder.encode(whole, f"{first} to {last}")
+        if block is None:
+            orders = [(replace(order, batch=member), chunk) for member, chunk in read]
+            block = join_blocks([_encode_chunk(source, encoder, *one, announce) for one in orders])
+        yield 0, block
+    if failure is not None:
+        raise failure
+
+
+def _encode_chunk(
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, chunk: TextChunk, announce: Announce
+) -> EncodedBlock:
+    if isinstance(encoder, TokenJoiner):  # no document can crash it, so none is tried on its own
+        return encoder.join(chunk)
+    name = source.file_of(order.batch).name
+    if not order.one_by_one and not holds_any(chunk, order.skip_digests):
+        with contextlib.suppress(UnencodableError):  # encoding one by one will find the document
+            return encoder.encode(chunk, name)
+    batch_bytes = source.of(order.batch).settings.batch_bytes
+    return encode_one_by_one(chunk, name, encoder, order, announce, batch_bytes)
 
 
 def hold_tokens(order: WorkOrder, index: int, block: EncodedBlock) -> tuple[EncodedBlock, Tokens | None]:
@@ -129,87 +175,3 @@ def unexpected_error(source: Parts, batch: Batch, error: Exception, who: str = "
     """Return the error for an exception that is no ShardError, with its traceback."""
     name = source.file_of(batch).name
     return ShardError(f"{who} failed on {name} at position {batch.position}: {describe_error(error)}")
-
-
-def _encode_chunks(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
-) -> Iterator[tuple[int, EncodedBlock]]:
-    for number, chunk in enumerate(source.chunks(order.batch)):
-        if number >= order.first_block:
-            yield number, _encode_chunk(source, encoder, order, chunk, announce)
-
-
-def _encode_chunk(
-    source: Parts,
-    encoder: Encoder | TokenJoiner,
-    order: WorkOrder,
-    chunk: TextChunk,
-    announce: Callable[[Quarantined], None],
-) -> EncodedBlock:
-    if isinstance(encoder, TokenJoiner):  # no document can crash it, so none is tried on its own
-        return encoder.join(chunk)
-    name = source.file_of(order.batch).name
-    if not order.one_by_one and not holds_any(chunk, order.skip_digests):
-        with contextlib.suppress(UnencodableError):  # encoding one by one will find the document
-            return encoder.encode(chunk, name)
-    batch_bytes = source.of(order.batch).settings.batch_bytes
-    return encode_one_by_one(chunk, name, encoder, order, announce, batch_bytes)
-
-
-def _encode_members(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
-) -> Iterator[tuple[int, EncodedBlock]]:
-    """Yield one block of several small files. If one of them can't be read, what is before comes first."""
-    read: list[tuple[Batch, TextChunk]] = []
-    failure: ShardError | None = None
-    for member in order.batch.members:
-        try:
-            read.extend((member, chunk) for chunk in source.chunks(member))
-        except ShardError as error:
-            failure = error
-            break
-        except Exception as error:  # a bug, of which the message will name the first of the files
-            error.add_note(f"While {source.file_of(member).name} was read.")
-            raise
-    if read and not order.first_block:
-        block = _encode_together(source, encoder, order, [chunk for _, chunk in read])
-        if block is None:
-            orders = [(replace(order, batch=member), chunk) for member, chunk in read]
-            block = _join_blocks([_encode_chunk(source, encoder, *one, announce) for one in orders])
-        yield 0, block
-    if failure is not None:
-        raise failure
-
-
-def _encode_together(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, chunks: list[TextChunk]
-) -> EncodedBlock | None:
-    """Encode the chunks of whole files in one call; None if they have to be encoded file by file."""
-    if isinstance(encoder, TokenJoiner) or order.one_by_one or order.skip_digests:
-        return None
-    whole = TextChunk(
-        Texts.from_pieces([text for chunk in chunks for text in chunk.texts.iter_bytes()]),
-        chunks[0].start,
-        chunks[-1].end,
-        counts=sum((chunk.counts for chunk in chunks), Counts()),
-        problems=tuple(problem for chunk in chunks for problem in chunk.problems),
-    )  # without origins, by which nothing but a token_count and documents tried one by one are named
-    first, last = (source.file_of(order.batch.members[i]).name for i in (0, -1))
-    try:
-        return encoder.encode(whole, f"{first} to {last}")
-    except UnencodableError:
-        return None
-
-
-def _join_blocks(blocks: list[EncodedBlock]) -> EncodedBlock:
-    """Return the blocks of whole files as one."""
-    whole = join_spans([Span(block.array, block.eots) for block in blocks])
-    return EncodedBlock(
-        blocks[0].start,
-        blocks[-1].end,
-        whole.tokens,
-        whole.eots,
-        counts=sum((block.counts for block in blocks), Counts()),
-        problems=tuple(problem for block in blocks for problem in block.problems),
-        quarantined=tuple(document for block in blocks for document in block.quarantined),
-    )

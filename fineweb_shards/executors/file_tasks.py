@@ -13,7 +13,7 @@ from typing import Any, Generic
 
 from fineweb_shards.errors import ShardError, WorkerError, describe_error
 from fineweb_shards.executors.schedule import Worker
-from fineweb_shards.executors.worker_death import Death, DeathCount
+from fineweb_shards.executors.task import Death, DeathCount
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
 from fineweb_shards.types import Placement

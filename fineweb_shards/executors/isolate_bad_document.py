@@ -22,6 +22,7 @@ from fineweb_shards.types import Counts, EncodedBlock, Quarantined, TextChunk, i
 # After this many documents of a batch crashed the first engine, the other one encodes the rest of it.
 _MANY_FALLBACKS = 3
 _SHOWN_CHARACTERS = 200
+Announce = Callable[[Quarantined], None]  # called with each document that is encoded on its own
 
 
 def digest_of(document: bytes | memoryview) -> str:
@@ -39,51 +40,61 @@ def encode_one_by_one(
     where: str,
     encoder: Encoder,
     order: WorkOrder,
-    announce: Callable[[Quarantined], None],
+    announce: Announce,
     piece_bytes: int,
 ) -> EncodedBlock:
     """Encode a chunk as one block, like `encoder.encode`, but leave out documents that can't be encoded.
 
     `announce` is called before each document. `piece_bytes` is recorded for pieces of long documents.
     """
-    nothing = Span(np.empty(0, encoder.vocabulary.dtype), NO_POSITIONS)
-    blocks: list[EncodedBlock] = []
+    nothing = np.empty(0, encoder.vocabulary.dtype), NO_POSITIONS
+    blocks = [EncodedBlock(chunk.start, None, *nothing, counts=chunk.counts, problems=chunk.problems)]
     quarantined: list[Quarantined] = []
     for i in range(len(chunk.documents)):
         part = _single(chunk, i)
-        document = _describe(
-            chunk, i, order, piece_bytes if part.starts_mid_document or part.ends_mid_document else 0
-        )
+        is_piece = part.starts_mid_document or part.ends_mid_document
+        document = _describe(chunk, i, order, piece_bytes if is_piece else 0)
+        # What is encoded instead of a quarantined document: nothing, or an empty text for a piece.
+        documents = Texts.from_strings([""]) if is_piece else NO_TEXTS
+        emptied = replace(part, documents=documents, origins=(), counts=Counts(quarantined_documents=1))
         try:
             if document.sha256 in order.skip_digests:
-                blocks.append(encoder.encode(_emptied(part), where))
+                blocks.append(encoder.encode(emptied, where))
                 continue
             announce(document)
-            use_fallback = (
-                document.sha256 in order.use_fallback_for or len(order.use_fallback_for) >= _MANY_FALLBACKS
-            )
-            blocks.append(_encode_with_either(part, where, encoder, use_fallback))
+            blocks.append(_encode_with_either(part, where, encoder, order, document.sha256))
         except UnencodableError as error:
             quarantined.append(replace(document, cause=str(error)))
-            blocks.append(encoder.encode(_emptied(part), where))
-    whole = join_spans([nothing, *(Span(block.array, block.eots) for block in blocks)])
-    return EncodedBlock(
-        start=chunk.start,
+            blocks.append(encoder.encode(emptied, where))
+    return replace(
+        join_blocks(blocks),
         end=chunk.end,
-        tokens=whole.tokens,
-        eots=whole.eots,
         starts_at_seam=chunk.starts_at_seam,
         ends_at_seam=chunk.ends_at_seam,
         ends_mid_document=chunk.ends_mid_document,
-        counts=sum((block.counts for block in blocks), chunk.counts),
-        problems=(*chunk.problems, *(problem for block in blocks for problem in block.problems)),
         quarantined=tuple(quarantined),
     )
 
 
-def _encode_with_either(part: TextChunk, where: str, encoder: Encoder, use_fallback: bool) -> EncodedBlock:
-    """Encode a document with either engine; `use_fallback`: only with the other one."""
-    if use_fallback:
+def join_blocks(blocks: list[EncodedBlock]) -> EncodedBlock:
+    """Return blocks that follow one another as one, without seams."""
+    whole = join_spans([Span(block.array, block.eots) for block in blocks])
+    return EncodedBlock(
+        blocks[0].start,
+        blocks[-1].end,
+        whole.tokens,
+        whole.eots,
+        counts=sum((block.counts for block in blocks), Counts()),
+        problems=tuple(problem for block in blocks for problem in block.problems),
+        quarantined=tuple(document for block in blocks for document in block.quarantined),
+    )
+
+
+def _encode_with_either(
+    part: TextChunk, where: str, encoder: Encoder, order: WorkOrder, sha256: str
+) -> EncodedBlock:
+    """Encode a document with either engine, or only with the other one if the first has crashed on it."""
+    if sha256 in order.use_fallback_for or len(order.use_fallback_for) >= _MANY_FALLBACKS:
         return (encoder.fallback or encoder).encode(part, where)
     try:
         return encoder.encode(part, where)
@@ -95,14 +106,13 @@ def _encode_with_either(part: TextChunk, where: str, encoder: Encoder, use_fallb
 
 def _single(chunk: TextChunk, i: int) -> TextChunk:
     """Return document `i` of a chunk as a chunk of its own, without the counts of the whole chunk."""
-    first, last = i == 0, i == len(chunk.documents) - 1
     origins = [origin for origin in chunk.origins if 0 <= i - origin.first < origin.count]
     return TextChunk(
         chunk.texts.only(i),
         None,
         None,
-        starts_mid_document=chunk.starts_mid_document and first,
-        ends_mid_document=chunk.ends_mid_document and last,
+        starts_mid_document=chunk.starts_mid_document and i == 0,
+        ends_mid_document=chunk.ends_mid_document and i == len(chunk.documents) - 1,
         origins=tuple(
             replace(
                 origin,
@@ -115,12 +125,6 @@ def _single(chunk: TextChunk, i: int) -> TextChunk:
             for origin in origins
         ),
     )
-
-
-def _emptied(part: TextChunk) -> TextChunk:
-    """Return what is encoded instead of a quarantined document: nothing, or an empty text for a piece."""
-    documents = Texts.from_strings([""]) if part.starts_mid_document or part.ends_mid_document else NO_TEXTS
-    return replace(part, documents=documents, origins=(), counts=Counts(quarantined_documents=1))
 
 
 def _describe(chunk: TextChunk, i: int, order: WorkOrder, piece_of_bytes: int) -> Quarantined:

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Generic
+from typing import Any, Generic
 
 import numpy as np
 
@@ -19,11 +19,13 @@ from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import Executor, Result
 from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.executors.file_tasks import FileWork
 from fineweb_shards.executors.prefetch import MaxTokensCutoff, Producer
 from fineweb_shards.executors.schedule import Schedule, Worker
-from fineweb_shards.executors.task import Task
-from fineweb_shards.executors.worker_death import Death
+from fineweb_shards.executors.task import Death, Task
 from fineweb_shards.sources.parts import Parts
+from fineweb_shards.store.sidecars import FinishedFile
+from fineweb_shards.store.store import Segment
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
 
@@ -86,10 +88,20 @@ class ScheduledExecutor(Executor, Generic[Worker]):
     def _wake(self) -> None:
         """End a wait in `_listen`, from another thread: there is another batch."""
 
+    @abstractmethod
+    def _finish_file(self, work: FileWork) -> Future[Any]:
+        """Have a file finished by some worker."""
+
     @property
     @abstractmethod
     def _ahead(self) -> int:
         """How many batches to list ahead."""
+
+    def seal(self, segment: Segment) -> Future[str]:
+        return self._finish_file(segment)
+
+    def write_sidecars(self, file: FinishedFile) -> Future[None]:
+        return self._finish_file(file)
 
     def encode(
         self,
@@ -142,9 +154,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
 
 def replace_unreadable(source: Parts, task: Task, death: Death) -> EncodedBlock | WorkerError:
     """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it.
-
-    `death` is that of the last worker.
-    """
+    `death` is that of the last worker."""
     batch, file = task.batch, source.file_of(task.batch)
     settings = source.of(batch).settings
     sentence = (

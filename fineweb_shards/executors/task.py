@@ -4,7 +4,8 @@ The tokens of a block stay with its worker until they are written. If the worker
 encoded again from the first block that is missing, and gives the same tokens.
 
 After three deaths the documents of the batch are encoded one by one (isolate_bad_document.py). From then on
-it matters how workers die (worker_death.py) on the document that was announced last:
+it matters how workers die on the document that was announced last (`DeathKind`; how a process died is found
+out in local/pool.py):
 
 - crashed, or stuck: the document gets the other engine next; if that crashes a worker, too, the document is
   quarantined;
@@ -19,12 +20,47 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors.worker_death import MAXIMUM_DEATHS, MAXIMUM_KILLS, Death, DeathKind
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Quarantined
 
+MAXIMUM_DEATHS = 3  # of workers on one batch, before its documents are encoded one by one
+MAXIMUM_KILLS = 30  # from outside on one batch, without a block of it in between
 MAXIMUM_LOSSES = 30  # of workers with encoded blocks of one batch that they had not written
+
+
+class DeathKind(Enum):
+    """The cause of a worker's death."""
+
+    CRASHED = "crashed by itself"
+    OUT_OF_MEMORY = "out of memory, because of its document or of other programs"
+    KILLED = "killed from outside"
+    STUCK = "killed by the watchdog because it did nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How one worker died. `description` is a predicate, such as "was killed by signal 9"."""
+
+    kind: DeathKind
+    description: str
+
+
+@dataclass
+class DeathCount:
+    """The deaths of workers on one piece of work that is not a document's."""
+
+    crashes: int = 0
+    kills: int = 0
+
+    def add(self, death: Death) -> bool:
+        """Count a death; return whether there were too many."""
+        if death.kind in (DeathKind.CRASHED, DeathKind.STUCK):
+            self.crashes += 1
+        else:
+            self.kills += 1
+        return self.crashes >= MAXIMUM_DEATHS or self.kills >= MAXIMUM_KILLS
 
 
 @dataclass(frozen=True)
@@ -74,6 +110,7 @@ class Task:
     deaths: int = 0  # of workers on this batch
     alone: bool = False  # no other worker may have work while it is tried
     stuck: bool = False  # a worker got stuck while it read the batch
+    is_unreadable: bool = False  # workers keep dying while they read it, before they reach a document
     one_by_one: bool = False  # encode one document at a time
     abandoned: bool = False  # nobody needs its other blocks
     _kills: int = 0
@@ -85,16 +122,6 @@ class Task:
     def received(self) -> int:
         """The number of blocks that were encoded, so far."""
         return len(self.lengths)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all blocks were output and written."""
-        return self.done and not self.blocks and not self.held
-
-    @property
-    def is_held_back(self) -> bool:
-        """Whether a block is held of which it is not known yet where it belongs."""
-        return any(held.order is None for held in self.held.values())
 
     def order(self, skip_digests: frozenset[str]) -> WorkOrder:
         """Return the order for the worker that gets this batch now. `skip_digests` are for the first order:
@@ -112,13 +139,6 @@ class Task:
             frozenset(self._use_fallback_for),
         )
 
-    def start_over(self) -> None:
-        """Forget all blocks, and that the batch was done. None of them was output."""
-        self.blocks.clear()
-        self.lengths.clear()
-        self.held.clear()
-        self.done, self.error, self.skip_digests = False, None, None
-
     def fail(self, error: ShardError) -> None:
         """Note that the rest of the batch can't be done. The error comes in its turn, in place of blocks that
         were lost. If one of those was output already, it is raised now: its tokens are being waited for."""
@@ -131,11 +151,6 @@ class Task:
             self.lengths.pop()
             self.blocks.pop()
 
-    def lose_tokens(self) -> None:
-        """Note that the worker that holds the tokens is gone."""
-        for held in self.held.values():
-            held.present = False
-
     def receive_block(self, index: int, block: EncodedBlock) -> WriteOrder | None:
         """Keep a block until its turn; return the order to write it, if that is known already.
 
@@ -144,23 +159,11 @@ class Task:
         self.trying = None
         self._kills = 0
         again = index < self.received
-        if again:
-            self._replace(index, block)
-        else:
+        waiting = index - (self.received - len(self.blocks))  # its place among those not yet output
+        if not again:
             self.lengths.append(len(block.tokens))
             self.blocks.append(block)
-        if not isinstance(block.tokens, HeldTokens):
-            return None
-        if again and index not in self.held:
-            return WriteOrder(self.number, index)  # it is written already
-        held = self.held.setdefault(index, HeldBlock())
-        held.present = True
-        return held.order
-
-    def _replace(self, index: int, block: EncodedBlock) -> None:
-        """Take a block that was encoded again in place of the lost one."""
-        waiting = index - (self.received - len(self.blocks))  # its place among those not yet output
-        if waiting >= 0:
+        elif waiting >= 0:
             self.blocks[waiting] = block
             self.lengths[index] = len(block.tokens)
         elif len(block.tokens) != self.lengths[index]:
@@ -169,6 +172,13 @@ class Task:
                 f"encoded again, and {self.lengths[index]:,} before.",
                 "Everything finished is kept; rerun the same command to resume.",
             )
+        if not isinstance(block.tokens, HeldTokens):
+            return None
+        if again and index not in self.held:
+            return WriteOrder(self.number, index)  # it is written already
+        held = self.held.setdefault(index, HeldBlock())
+        held.present = True
+        return held.order
 
     def take_block(self) -> EncodedBlock:
         """Return the next block, with the documents that were quarantined before it."""
@@ -186,12 +196,15 @@ class Task:
         if not self.one_by_one:
             self.one_by_one = self.deaths >= MAXIMUM_DEATHS
         elif death.kind is DeathKind.KILLED:
-            self._note_kill(document, death)
+            self._kills += 1  # without a block in between
+            if self._kills >= MAXIMUM_KILLS:
+                raise self._killed_too_often(document, death)
         elif death.kind is DeathKind.OUT_OF_MEMORY and not self.alone:
             self.alone = True
         elif document is None:
             self._deaths_while_reading += 1
-            self.stuck = self.stuck or death.kind is DeathKind.STUCK
+            self.is_unreadable = self._deaths_while_reading >= MAXIMUM_DEATHS
+            self.stuck |= death.kind is DeathKind.STUCK
         elif document.sha256 not in self._use_fallback_for:
             self._use_fallback_for.add(document.sha256)  # the other engine tries it next
         else:
@@ -210,23 +223,14 @@ class Task:
                 "Find out what ends them; rerun the same command to resume.",
             )
 
-    def _note_kill(self, document: Quarantined | None, death: Death) -> None:
-        """Count a kill from outside; raise WorkerError after too many without a block in between."""
-        self._kills += 1
-        if self._kills < MAXIMUM_KILLS:
-            return
+    def _killed_too_often(self, document: Quarantined | None, death: Death) -> WorkerError:
         place = f"at position {self.batch.position}"
         if document is not None:
             row = f" in row {document.row:,}" if document.row is not None else ""
             place += f", each time at or before a document of {document.text_bytes:,} bytes{row}"
-        raise WorkerError(
+        return WorkerError(
             f"{self._kills} workers were killed from outside on one batch, {place}; "
             f"the last one {death.description}.",
             "No document was left out. Find out what kills them (a program, a scheduler, a memory limit: "
             "see --max-memory and --workers); rerun the same command to resume.",
         )
-
-    @property
-    def is_unreadable(self) -> bool:
-        """Whether workers keep dying while they read the batch, before they reach a document."""
-        return self._deaths_while_reading >= MAXIMUM_DEATHS

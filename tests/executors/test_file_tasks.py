@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fineweb_shards.errors import DamageError, WorkerError
 from fineweb_shards.executors.file_tasks import FileOrder, FileResult, FileTasks
-from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS
-from fineweb_shards.executors.worker_death import Death, DeathKind
+from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS, Death, DeathKind
 from fineweb_shards.store.store import Segment
 
 CRASH = Death(DeathKind.CRASHED, "was killed by signal 11")

@@ -27,8 +27,7 @@ from fineweb_shards.executors.ray.board import (
     pack_vocabulary,
     unpacked,
 )
-from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.worker_death import DeathKind
+from fineweb_shards.executors.task import DeathKind, WorkOrder
 from fineweb_shards.sources.parts import Parts
 from fineweb_shards.storage.place import BUCKET
 from fineweb_shards.store import cleanup, shard_files

@@ -16,7 +16,7 @@ import pytest
 from fineweb_shards.errors import UsageError, WorkerError
 from fineweb_shards.executors.ray import cluster, file_tasks
 from fineweb_shards.executors.ray.cluster import LOST, Members, find_address, load_ray
-from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
+from fineweb_shards.executors.ray.file_tasks import Attempt, Unwritten
 from fineweb_shards.executors.scheduled_executor import Waits
 from fineweb_shards.store.store import Segment
 from fineweb_shards.system.shell_commands import install_command
@@ -86,8 +86,8 @@ def test_a_file_task_that_died_goes_to_another_node(monkeypatch: pytest.MonkeyPa
     exceptions = SimpleNamespace(RayError=ZeroDivisionError)
     monkeypatch.setattr(file_tasks, "load_ray", lambda: SimpleNamespace(exceptions=exceptions))
     do = SimpleNamespace(remote=lambda *arguments: None)
-    processes = file_tasks.FileProcesses
-    monkeypatch.setattr(processes, "_start_process", lambda pool, node: SimpleNamespace(do=do))
+    processes = file_tasks.NodeTasks
+    monkeypatch.setattr(processes, "_start_process", lambda tasks, node: SimpleNamespace(do=do))
     ends: list[Callable[[Future[bytes]], None]] = []
     listener = Listener()
     tasks = file_tasks.NodeTasks(
@@ -100,7 +100,7 @@ def test_a_file_task_that_died_goes_to_another_node(monkeypatch: pytest.MonkeyPa
         waits=Waits(listener),
     )
     segment = Segment(Path("a.tmp"), 0, "a", "train", 0, 6, 3, 0, whole=True)
-    tasks.processes.set_nodes(["gone", "there"])
+    tasks.set_nodes(["gone", "there"])
     for number in range(4):
         tasks.add(number, segment)
     assert nodes_of(tasks) == {0: "gone", 1: "there", 2: "gone", 3: "there"}
@@ -111,7 +111,7 @@ def test_a_file_task_that_died_goes_to_another_node(monkeypatch: pytest.MonkeyPa
     tasks.start_all()
     assert nodes_of(tasks) == dict.fromkeys(range(4), "there")
     assert [event.loud for event in listener.events] == [True, False]
-    tasks.processes.set_nodes(["gone"])
+    tasks.set_nodes(["gone"])
     tasks.add(4, segment)
     assert nodes_of(tasks)[4] == "gone"
 

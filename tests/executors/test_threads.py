@@ -14,7 +14,7 @@ import pytest
 import fineweb_shards
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors import task
-from fineweb_shards.executors.local import watchdog, worker
+from fineweb_shards.executors.local import pool, worker
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.reading import token_stream, verify
 from fineweb_shards.sources.parts import Parts
@@ -39,7 +39,7 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 # `finish_files` are in test_unwritten.py.
 INVENTORY = {
     "executors/prefetch.py": 1,
-    "executors/local/watchdog.py": 1,
+    "executors/local/pool.py": 1,
     "executors/local/worker.py": 1,
     "loader/forkable_store.py": 1,
     "storage/streams.py": 1,
@@ -207,8 +207,8 @@ def test_a_watch_that_fails_is_told_and_goes_on(source: Parts, monkeypatch: pyte
         looked.set()
         raise SystemExit
 
-    monkeypatch.setattr(watchdog, "LOOK_EVERY_SECONDS", 0.001)
-    monkeypatch.setattr(watchdog, "process_life", fail)
+    monkeypatch.setattr(pool, "WATCH_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(pool, "process_life", fail)
 
     def patient() -> Iterator[Batch]:
         for number, batch in enumerate(source.batches(runs.START)):

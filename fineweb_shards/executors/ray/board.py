@@ -31,7 +31,7 @@ from fineweb_shards.events import Event
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.messages import Encoded, Waiting
 from fineweb_shards.executors.ray.cluster import load_ray
-from fineweb_shards.executors.worker_death import Death
+from fineweb_shards.executors.task import Death
 from fineweb_shards.sources.parts import Parts
 from fineweb_shards.system.own_files import is_plain_file, read_file
 from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, MOST_BYTES, engine_file

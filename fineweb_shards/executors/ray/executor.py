@@ -33,6 +33,7 @@ import os
 import pickle
 import queue
 import secrets
+import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -43,32 +44,17 @@ from typing import Any, Self
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import completed
 from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.executors.file_tasks import FileWork
 from fineweb_shards.executors.messages import Waiting
-from fineweb_shards.executors.ray.board import (
-    News,
-    Shipment,
-    TaskResult,
-    pack_environment,
-    pack_vocabulary,
-    start_board,
-)
-from fineweb_shards.executors.ray.cluster import (
-    LOST,
-    Cluster,
-    ClusterMemory,
-    Members,
-    explain_failure,
-    load_ray,
-)
-from fineweb_shards.executors.ray.file_tasks import NodeTasks
-from fineweb_shards.executors.ray.unwritten import Attempt, Share, StoredBlock, Unwritten
+from fineweb_shards.executors.ray import board
+from fineweb_shards.executors.ray.cluster import LOST, Cluster, Members, explain_failure, load_ray
+from fineweb_shards.executors.ray.file_tasks import Attempt, NodeTasks, Share, StoredBlock, Unwritten
 from fineweb_shards.executors.ray.worker import MARK_FILE, RUN_PREFIX, encode_batches
 from fineweb_shards.executors.scheduled_executor import ScheduledExecutor
-from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.worker_death import Death
-from fineweb_shards.store.sidecars import FinishedFile
+from fineweb_shards.executors.task import Death, WorkOrder
 from fineweb_shards.store.store import Segment
 from fineweb_shards.system.durable import WORK_FOLDER, write_quickly
+from fineweb_shards.system.machine import own_memory_bytes
 from fineweb_shards.system.own_files import make_folder
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
@@ -82,6 +68,7 @@ _ALL = 2**62  # no limit
 _MUCH = 0.5
 _MUCH_OF_A_FILE = 0.25
 _LOOK_EVERY_SECONDS = 1.0
+_FORGET_AFTER_SECONDS = 60.0  # a process that had no task for this long is idle, or gone
 _WRITTEN = completed(None)  # at the latest when the file is sealed
 
 
@@ -131,7 +118,10 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         )
         self._put_blocks = 0  # by the driver
         self._board: Any = None
-        self._memory = ClusterMemory()
+        self._process_bytes: dict[
+            str, tuple[int, float]
+        ] = {}  # at the end of its last task, and when that was
+        self._peak_bytes = 0
 
     # The cluster
 
@@ -145,32 +135,36 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         return self
 
     def _start(self) -> None:
-        self._members.look()
+        """Start the board, and prepare what tasks need."""
         mark = secrets.token_hex(16) if self._shared_folder else None
         if mark is not None:  # which nodes have to find in the output folder
-            make_folder(self._spec.folder / WORK_FOLDER)
-            write_quickly(self._spec.folder / WORK_FOLDER / MARK_FILE, mark.encode())
-        files = pack_vocabulary(self._spec.vocabulary)
-        environment = pack_environment(self._spec.source, self._out)
-        shipment = Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, mark)
-        self._board = start_board(self._run, shipment)
+            make_folder(self._spec.store.folder / WORK_FOLDER)
+            write_quickly(self._spec.store.folder / WORK_FOLDER / MARK_FILE, mark.encode())
+        files = board.pack_vocabulary(self._spec.vocabulary)
+        environment = board.pack_environment(self._spec.source, self._out)
+        shipment = board.Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, mark)
+        self._board = board.start_board(self._run, shipment)
         self._encode_task = (
             load_ray()
             .remote(encode_batches)
             .options(num_returns=2, num_cpus=self._cores_of_task, max_retries=0, scheduling_strategy="SPREAD")
         )
-        self._files.processes.set_nodes(node.id for node in self._members.nodes)
+        self._look_at_nodes()
         self._ask_for_news()
+
+    def _look_at_nodes(self) -> None:
+        if self._members.look():
+            self._files.set_nodes(node.id for node in self._members.nodes)
 
     def __exit__(self, *exception: object) -> None:
         if self._cluster.is_shared:  # otherwise all of it goes with the connection
             for attempt in self._running.values():
                 load_ray().cancel(attempt.tokens, force=True)
-            self._files.processes.close()
+            self._files.close()
             if self._board is not None:
                 load_ray().kill(self._board)
         self._cluster.close()
-        (self._spec.folder / WORK_FOLDER / MARK_FILE).unlink(missing_ok=True)
+        (self._spec.store.folder / WORK_FOLDER / MARK_FILE).unlink(missing_ok=True)
 
     @property
     def workers(self) -> int:
@@ -182,11 +176,19 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     @property
     def used_bytes(self) -> int:
-        return self._memory.used_bytes(self._unwritten.unplaced_bytes + self._unwritten.placed_bytes)
+        """Roughly: the sum of what the driver has, of what each process that encodes had at the end of its
+        last task, and of the tokens in the object stores. Ray's own processes and second copies in the stores
+        are not in it. Nobody is asked for it: the figures come with the results of tasks."""
+        since = time.monotonic() - _FORGET_AFTER_SECONDS
+        processes = sum(size for size, noted in list(self._process_bytes.values()) if noted > since)
+        tokens_bytes = self._unwritten.unplaced_bytes + self._unwritten.placed_bytes
+        used = own_memory_bytes() + processes + tokens_bytes
+        self._peak_bytes = max(self._peak_bytes, used)
+        return used
 
     @property
     def peak_bytes(self) -> int:
-        return self._memory.peak_bytes
+        return self._peak_bytes
 
     # Giving out
 
@@ -198,8 +200,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._inbox.put(lambda: None)  # the batch itself is taken by `_give_out`
 
     def _give_out(self) -> None:
-        if self._members.look():
-            self._files.processes.set_nodes(node.id for node in self._members.nodes)
+        self._look_at_nodes()
         self._write_early()
         self._files.start_all()
         # Start tasks that encode, until as many wait as can run, or until there are as many as allowed.
@@ -211,25 +212,23 @@ class RayExecutor(ScheduledExecutor[Attempt]):
                 return
             self._running[attempt.number] = attempt
             self._expected_bytes += attempt.text_bytes
-            encoded, attempt.tokens = self._encode_task.remote(
-                self._run, attempt.number, pickle.dumps(tuple(map(_by_value, attempt.orders)))
-            )
+            orders = pickle.dumps(tuple(map(_by_value, attempt.orders)))
+            encoded, attempt.tokens = self._encode_task.remote(self._run, attempt.number, orders)
             self._expect(encoded, partial(self._finish_attempt, attempt))
 
     def _has_batch(self) -> bool:
         """Return whether there is a batch to give out now; take one from the listing if it fits."""
-        if self._schedule.has_pending:
+        if self._schedule.next_pending is not None:
             return True
-        return self._schedule.needs_batch and self._fits_another and self._take_batch()
-
-    @property
-    def _fits_another(self) -> bool:
-        """Whether the object stores have space for the tokens of another batch, and of those under way."""
+        if not self._schedule.needs_batch:
+            return False
+        # The object stores need space for its tokens, and for those of the batches under way.
         held = self._unwritten.unplaced_bytes + (self._unwritten.placed_bytes if self._shared_folder else 0)
         fits = held + self._expected_bytes < self._members.capacity_bytes
-        if fits and self._schedule.in_flight_bytes < self._window_bytes:
-            return True
-        return not self._running and not self._files.is_running  # otherwise nothing would ever happen
+        fits = fits and self._schedule.in_flight_bytes < self._window_bytes
+        if not fits and (self._running or self._files.is_running):  # otherwise nothing would ever happen
+            return False
+        return self._take_batch()
 
     def _collect(self, attempt: Attempt) -> list[WorkOrder]:
         """Give an attempt its batches: several, once all cores have work, or if they have to be fetched."""
@@ -269,7 +268,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _ask_for_news(self) -> None:
         self._expect(self._board.take.remote(), self._receive_news)
 
-    def _receive_news(self, future: Future[list[News]]) -> None:
+    def _receive_news(self, future: Future[list[board.News]]) -> None:
         try:
             news = future.result()
         except load_ray().exceptions.RayError as error:  # it is started again, and what it knew was not vital
@@ -291,7 +290,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._expected_bytes -= attempt.text_bytes
         self._waits.end(attempt.number)
         try:
-            encoded: TaskResult = pickle.loads(future.result())
+            encoded: board.TaskResult = pickle.loads(future.result())
         except load_ray().exceptions.RayError as error:
             self._handle_death(attempt, explain_failure(error))
             return
@@ -300,7 +299,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         if encoded.death is not None:
             self._handle_death(attempt, encoded.death)
             return
-        self._memory.note(encoded.process, encoded.memory_bytes)
+        self._process_bytes[encoded.process] = encoded.memory_bytes, time.monotonic()
         self._observer.add_fetched(encoded.fetched_bytes)
         array = 0
         for order, batch in zip(attempt.orders, encoded.batches, strict=True):
@@ -370,12 +369,11 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _size_bytes(self, tokens: HeldTokens) -> int:
         return len(tokens) * self._spec.vocabulary.dtype.itemsize
 
-    def seal(self, segment: Segment) -> Future[str]:
-        shares = self._unwritten.take(str(segment.path), segment.end - segment.begin)
-        return self._files.add(self._next_number(), segment, shares)
-
-    def write_sidecars(self, file: FinishedFile) -> Future[None]:
-        return self._files.add(self._next_number(), file)
+    def _finish_file(self, work: FileWork) -> Future[Any]:
+        shares: Sequence[Share] = ()
+        if isinstance(work, Segment):
+            shares = self._unwritten.take(str(work.path), work.end - work.begin)
+        return self._files.add(self._next_number(), work, shares)
 
     def _write_early(self) -> None:
         """Have the largest part of a file written, if what waits for the end of its file takes much space."""
