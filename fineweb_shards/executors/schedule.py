@@ -19,19 +19,19 @@ end them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic
 
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors.task import Death, Task, WorkOrder, WriteOrder
+from fineweb_shards.executors.messages import WorkOrder, WriteOrder
+from fineweb_shards.executors.task import Death, Task, Worker
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Quarantined
 
 # If more documents than this crash their workers, the documents are not the cause, and the run stops.
 MAXIMUM_QUARANTINED = 100
 
-Worker = TypeVar("Worker", bound=Hashable)
 # Returns what replaces a batch that can't be read: a block without its documents, or an error.
 ReplaceUnreadable = Callable[[Task, Death], EncodedBlock | WorkerError]
 
@@ -103,7 +103,6 @@ class Schedule(Generic[Worker]):
         )
 
     def add(self, batch: Batch) -> None:
-        """Add the next batch of the stream."""
         task = Task(batch, self._batches)
         self._batches += max(1, len(batch.members))  # so that each file has a number, if it needs one
         self._tasks.append(task)
@@ -152,7 +151,6 @@ class Schedule(Generic[Worker]):
         return self.has_work(worker) or (worker in self._loads and self._loads[worker].held > 0)
 
     def _is_alone(self) -> bool:
-        """Return whether a worker has a batch that must be tried alone."""
         return any(task in load.tasks for task in self._alone for load in self._loads.values())
 
     # Messages of workers
@@ -163,9 +161,7 @@ class Schedule(Generic[Worker]):
 
     def receive_block(self, worker: Worker, index: int, block: EncodedBlock) -> WriteOrder | None:
         """Keep the next block of the batch that a worker is encoding; `index` is its number in the batch.
-
-        Returns the order to write its tokens, if they were lost after it was known where they belong.
-        """
+        Returns the order to write its tokens, if they were lost after it was known where they belong."""
         load = self._loads[worker]
         task = load.tasks[0]
         if task.abandoned and index not in task.held:
@@ -210,7 +206,6 @@ class Schedule(Generic[Worker]):
             written.set_result(None)
 
     def fail_write(self, batch: int, block: int, error: ShardError) -> None:
-        """Note that the next placement of a block can't be written."""
         unwritten = self._unfinished[batch][0].held[block].futures[0]
         if not unwritten.done():
             unwritten.set_exception(error)
@@ -249,13 +244,15 @@ class Schedule(Generic[Worker]):
         return bool(self._tasks) and (bool(self._tasks[0].blocks) or self._tasks[0].done)
 
     def take_output(self) -> Iterator[EncodedBlock]:
-        """Yield the blocks of the first batch that have arrived.
-
-        If the batch has an error, it is raised after them, so that everything before the error is packed.
-        """
+        """Yield the blocks of the first batch that have arrived. If the batch has an error, it is raised
+        after them, so that everything before the error is packed."""
         task = self._tasks[0]
         while task.blocks:
-            yield task.take_block()
+            block = task.blocks.popleft()
+            if task.quarantined:  # before this block
+                block = replace(block, quarantined=(*task.quarantined, *block.quarantined))
+                task.quarantined = []
+            yield block
         if task.done:
             self._tasks.popleft()
             self.waiting_bytes -= task.batch.size_bytes
@@ -301,10 +298,8 @@ class Schedule(Generic[Worker]):
         self._do_again(lost)
 
     def note_death(self, worker: Worker, death: Death) -> bool:
-        """Take back a dead worker's batches, and decide what to do about the one that it died on.
-
-        If this returns True, the batches of all workers were taken back, and the caller has to end them all.
-        """
+        """Take back a dead worker's batches, and decide what to do about the one that it died on. If this
+        returns True, the batches of all workers were taken back, and the caller has to end them all."""
         load = self._loads.get(worker)
         task = load.tasks[0] if load and load.tasks else None
         for other, holder in self._unfinished.values():
@@ -333,11 +328,11 @@ class Schedule(Generic[Worker]):
                 task.fail(instead)
         elif task.alone and not was_alone:
             self._alone.add(task)
-            self._take_all_back()
+            self._remove_all_workers()
             return True
         return False
 
-    def _take_all_back(self) -> None:
+    def _remove_all_workers(self) -> None:
         for worker in list(self._loads):
             self.remove_worker(worker)
 
@@ -375,7 +370,7 @@ class Schedule(Generic[Worker]):
             )
         self._add_digest(document)
         task.skip_digests = self._digests[document.file]
-        self._take_all_back()
+        self._remove_all_workers()
         later = [other for other in self._tasks if other.number > task.number]
         for other in later:  # none of their blocks was output
             other.blocks.clear()

@@ -1,9 +1,10 @@
 """Track one batch: the blocks that were encoded, those that a worker still holds, and the workers that died.
+Track files that are to be finished. No I/O.
 
 The tokens of a block stay with its worker until they are written. If the worker dies before, the batch is
 encoded again from the first block that is missing, and gives the same tokens.
 
-After three deaths the documents of the batch are encoded one by one (isolate_bad_document.py). From then on
+After three deaths the documents of the batch are encoded one by one (encode_batch.py). From then on
 it matters how workers die on the document that was announced last (`DeathKind`; how a process died is found
 out in local/pool.py):
 
@@ -18,16 +19,27 @@ out in local/pool.py):
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any, Generic, TypeVar
 
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Quarantined
+from fineweb_shards.executors.messages import (
+    FileOrder,
+    FileResult,
+    FileWork,
+    WorkOrder,
+    WriteOrder,
+    describe_work,
+)
+from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Quarantined
 
 MAXIMUM_DEATHS = 3  # of workers on one batch, before its documents are encoded one by one
 MAXIMUM_KILLS = 30  # from outside on one batch, without a block of it in between
 MAXIMUM_LOSSES = 30  # of workers with encoded blocks of one batch that they had not written
+Worker = TypeVar("Worker", bound=Hashable)
 
 
 class DeathKind(Enum):
@@ -61,27 +73,6 @@ class DeathCount:
         else:
             self.kills += 1
         return self.crashes >= MAXIMUM_DEATHS or self.kills >= MAXIMUM_KILLS
-
-
-@dataclass(frozen=True)
-class WorkOrder:
-    """An order for a worker: encode this batch, in this way."""
-
-    batch: Batch
-    number: int = 0  # of the batch, in the order of the stream
-    first_block: int = 0  # the blocks before it are not needed any more
-    skip_digests: frozenset[str] = frozenset()  # SHA-256 of the texts of quarantined documents
-    one_by_one: bool = False  # encode one document at a time, because one of them crashes workers
-    use_fallback_for: frozenset[str] = frozenset()  # digests of documents for the other engine
-
-
-@dataclass(frozen=True)
-class WriteOrder:
-    """An order for the worker that holds a block's tokens: write them where they belong, then drop them."""
-
-    batch: int
-    block: int
-    placements: tuple[Placement, ...] = ()
 
 
 @dataclass
@@ -120,7 +111,6 @@ class Task:
 
     @property
     def received(self) -> int:
-        """The number of blocks that were encoded, so far."""
         return len(self.lengths)
 
     def order(self, skip_digests: frozenset[str]) -> WorkOrder:
@@ -130,14 +120,9 @@ class Task:
         self.done = False
         if self.skip_digests is None:
             self.skip_digests = skip_digests
-        return WorkOrder(
-            self.batch,
-            self.number,
-            min(self.held, default=self.received),
-            self.skip_digests,
-            self.one_by_one,
-            frozenset(self._use_fallback_for),
-        )
+        first_block = min(self.held, default=self.received)
+        fallbacks = frozenset(self._use_fallback_for)
+        return WorkOrder(self.batch, self.number, first_block, self.skip_digests, self.one_by_one, fallbacks)
 
     def fail(self, error: ShardError) -> None:
         """Note that the rest of the batch can't be done. The error comes in its turn, in place of blocks that
@@ -152,10 +137,8 @@ class Task:
             self.blocks.pop()
 
     def receive_block(self, index: int, block: EncodedBlock) -> WriteOrder | None:
-        """Keep a block until its turn; return the order to write it, if that is known already.
-
-        The worker has got past the document that it announced last.
-        """
+        """Keep a block until its turn; return the order to write it, if that is known already. The worker has
+        got past the document that it announced last."""
         self.trying = None
         self._kills = 0
         again = index < self.received
@@ -179,14 +162,6 @@ class Task:
         held = self.held.setdefault(index, HeldBlock())
         held.present = True
         return held.order
-
-    def take_block(self) -> EncodedBlock:
-        """Return the next block, with the documents that were quarantined before it."""
-        block = self.blocks.popleft()
-        if self.quarantined:
-            block = replace(block, quarantined=(*self.quarantined, *block.quarantined))
-            self.quarantined = []
-        return block
 
     def note_death(self, death: Death) -> Quarantined | None:
         """Count a worker that died on this batch. Return the document to quarantine, if any."""
@@ -234,3 +209,63 @@ class Task:
             "No document was left out. Find out what kills them (a program, a scheduler, a memory limit: "
             "see --max-memory and --workers); rerun the same command to resume.",
         )
+
+
+@dataclass(eq=False)
+class FileTask:
+    """A file that is to be finished, and the deaths of workers that tried."""
+
+    number: int
+    work: FileWork | None
+    future: Future[Any] = field(default_factory=Future)
+    deaths: DeathCount = field(default_factory=DeathCount)
+    worker: Hashable | None = None  # that has it
+
+    def finish(self, result: FileResult) -> None:
+        if result.error is not None:
+            self.future.set_exception(result.error)
+        else:
+            self.future.set_result(result.sha256)
+
+    def note_death(self, death: Death) -> None:
+        """Count a worker that died; WorkerError after too many."""
+        if self.deaths.add(death):
+            raise WorkerError(
+                f"Workers die while they {describe_work(self.work)}: the last one {death.description}.",
+                "Everything finished is kept; rerun the same command to resume.",
+            )
+
+
+class FileTasks(Generic[Worker]):
+    """All file tasks that are not done, and the worker that has each of them."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, FileTask] = {}  # by number
+        self._count = 0
+
+    def add(self, work: FileWork) -> Future[Any]:
+        """Add a task that nobody has yet."""
+        task = self._tasks[self._count] = FileTask(self._count, work)
+        self._count += 1
+        return task.future
+
+    def give_out(self, workers: Iterable[Worker]) -> Iterator[tuple[Worker, FileOrder]]:
+        """Give every task that nobody has to the worker with the fewest."""
+        waiting = [task for task in self._tasks.values() if task.worker is None]
+        available = list(workers) if waiting else []
+        for task in waiting if available else []:
+            worker = task.worker = min(available, key=self.count)
+            yield worker, FileOrder(task.number, task.work)
+
+    def count(self, worker: Worker) -> int:
+        return sum(task.worker == worker for task in list(self._tasks.values()))  # the watchdog asks, too
+
+    def finish(self, result: FileResult) -> None:
+        self._tasks.pop(result.number).finish(result)
+
+    def remove_worker(self, worker: Worker, death: Death | None = None) -> None:
+        """Take back the tasks of a worker that is gone; if it died, that is counted."""
+        for task in [task for task in self._tasks.values() if task.worker == worker]:
+            task.worker = None
+            if death is not None:
+                task.note_death(death)

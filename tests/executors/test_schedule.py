@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fineweb_shards.errors import BadFileError, WorkerError
 from fineweb_shards.executors import schedule as schedule_module
 from fineweb_shards.executors import task as task_module
+from fineweb_shards.executors.messages import WorkOrder, WriteOrder
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import (
     MAXIMUM_DEATHS,
@@ -25,8 +26,6 @@ from fineweb_shards.executors.task import (
     Death,
     DeathKind,
     Task,
-    WorkOrder,
-    WriteOrder,
 )
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, HeldTokens, Placement, Quarantined

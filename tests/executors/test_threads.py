@@ -38,7 +38,6 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 # waits before a run in tests/watching/test_status.py. Of a worker's actions, `write_blocks` and
 # `finish_files` are in test_unwritten.py.
 INVENTORY = {
-    "executors/prefetch.py": 1,
     "executors/local/pool.py": 1,
     "executors/local/worker.py": 1,
     "loader/forkable_store.py": 1,
@@ -142,10 +141,10 @@ def test_a_listing_that_ends_without_a_word_ends_the_run(
 ) -> None:
     """Even if the thread can't say that it has failed."""
 
-    def refuse(self: object, item: object) -> None:
+    def refuse(self: object) -> None:
         raise SystemExit  # threads pass over it in silence
 
-    monkeypatch.setattr("fineweb_shards.executors.prefetch.Producer._put", refuse)
+    monkeypatch.setattr("fineweb_shards.executors.scheduled_executor.Producer._run", refuse)
     with pytest.raises(ShardError, match="listing"):
         encode(source, source.batches(runs.START))
 

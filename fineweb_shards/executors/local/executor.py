@@ -17,18 +17,17 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from multiprocessing import Pipe
-from typing import Any, Self
+from typing import Any
 
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors import messages
 from fineweb_shards.executors.base import write_at_once
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.file_tasks import FileResult, FileTasks, FileWork
 from fineweb_shards.executors.local.pool import Watchdog, WorkerPool, WorkerProcess, died_early
 from fineweb_shards.executors.local.worker import Order, send_order
-from fineweb_shards.executors.prefetch import AdaptivePrefetch
-from fineweb_shards.executors.scheduled_executor import ScheduledExecutor
-from fineweb_shards.executors.task import DeathCount, WorkOrder
+from fineweb_shards.executors.messages import FileResult, FileWork, WorkOrder
+from fineweb_shards.executors.scheduled_executor import AdaptivePrefetch, ScheduledExecutor
+from fineweb_shards.executors.task import DeathCount, FileTasks
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
 from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
 
@@ -49,6 +48,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._prefetch = AdaptivePrefetch(workers, is_remote=spec.source.is_remote)
         super().__init__(spec, window_bytes, self._prefetch.batches, quarantined, observer)
         self._count = workers
+        self._ahead = 2 * workers
         self._guard = guard
         self._pool = WorkerPool(spec, guard, self._observer)
         self._workers = self._pool.workers
@@ -60,14 +60,9 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._wakeup, self._wakeup_sender = Pipe(duplex=False)  # has a byte for each batch that is listed
         self._pool.mailbox.add(self._wakeup)
 
-    def __enter__(self) -> Self:
-        try:
-            self._pool.fill(self._count)
-            self._watchdog.start()
-        except BaseException:  # interrupted: the workers that were started are ended
-            self.__exit__()
-            raise
-        return self
+    def _start(self) -> None:
+        self._pool.fill(self._count)
+        self._watchdog.start()
 
     def __exit__(self, *exception: object) -> None:
         self._watchdog.stop()
@@ -85,10 +80,6 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     @property
     def peak_bytes(self) -> int:
         return self._guard.peak_bytes
-
-    @property
-    def _ahead(self) -> int:
-        return 2 * self._count
 
     def _wake(self) -> None:
         self._wakeup_sender.send_bytes(b"!")

@@ -32,11 +32,7 @@ from multiprocessing import connection, resource_tracker
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.local.worker import (
-    OUT_OF_MEMORY_EXIT_CODE,
-    THREAD_FAILED_EXIT_CODE,
-    run_worker,
-)
+from fineweb_shards.executors.local.worker import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE, run_worker
 from fineweb_shards.executors.task import Death, DeathCount, DeathKind
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.machine import environment, oom_kills, process_life
@@ -102,10 +98,8 @@ class WorkerProcess:
         self.pipe.close()
 
     def kill_stuck(self, reason: str, *, stopped: bool) -> None:
-        """Kill the process because it does nothing any more. May be called from any thread.
-
-        `stopped` says that it was stopped from outside (SIGSTOP): then its document is not suspected.
-        """
+        """Kill the process because it does nothing any more. May be called from any thread. `stopped` says
+        that it was stopped from outside (SIGSTOP): then its document is not suspected."""
         self._killed_as = Death(DeathKind.KILLED if stopped else DeathKind.STUCK, f"{reason} and was killed")
         self._process.kill()
 
@@ -133,10 +127,9 @@ class WorkerProcess:
 
 class Mailbox:
     """Everything that is listened to: messages and deaths of workers, and other wake-ups.
-
     `multiprocessing.connection.wait` registers every pipe again at each call; with 64 workers that takes
-    longer than handling the message. Where the operating system has a better way, pipes are registered once.
-    """
+    longer than handling the message. Where the operating system has a better way, pipes are registered
+    once."""
 
     def __init__(self) -> None:
         self._waitables: list[Waitable] = []
@@ -144,7 +137,6 @@ class Mailbox:
         self._selector = selectors.DefaultSelector() if sys.platform != "win32" else None
 
     def add(self, *waitables: Waitable) -> None:
-        """Listen to pipes and processes."""
         for waitable in waitables:
             self._waitables.append(waitable)
             if self._selector is not None:
@@ -158,7 +150,6 @@ class Mailbox:
                 self._selector.unregister(waitable)
 
     def wait(self, timeout_seconds: float) -> Iterable[object]:
-        """Return what is ready, after the time limit perhaps nothing."""
         if self._selector is None:
             return connection.wait(self._waitables, timeout_seconds)
         return [key.fileobj for key, _ in self._selector.select(timeout_seconds)]
@@ -198,7 +189,6 @@ class WorkerPool:
         self.workers.remove(worker)
 
     def stop(self) -> None:
-        """Kill all workers, and wait until they have ended."""
         for worker in self.workers:
             worker.kill()
         for worker in self.workers:
@@ -206,11 +196,8 @@ class WorkerPool:
         self.mailbox.close()
 
     def apply_memory_advice(self, is_needed: Callable[[WorkerProcess], bool]) -> Iterator[WorkerProcess]:
-        """Pause or continue as the memory guard says; yield the workers that the caller has to end.
-
-        A worker that has grown beyond its share gets no more batches, and is yielded once nothing of it is
-        needed.
-        """
+        """Pause or continue as the memory guard says; yield the workers that the caller has to end. A worker
+        that has grown beyond its share gets no more batches, and is yielded once nothing of it is needed."""
         was_paused = self.paused
         advice = self._guard.look([worker.pid for worker in self.workers])
         self.paused = self._guard.shortage is not None
@@ -327,13 +314,11 @@ class Watchdog:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block SIGINT, SIGHUP and SIGTERM while a process is started, for the process and for the parent.
-
-    Ctrl-C and a closed terminal signal the whole process group, but the parent decides what to do. The
-    process inherits the mask, so that not even the start of its Python is interrupted; later it unblocks
-    SIGTERM. The parent gets its signals afterwards: in the middle of the start they would leave a child that
-    has only half of its data, and prints a traceback.
-    """
+    """Block SIGINT, SIGHUP and SIGTERM while a process is started, for the process and for the parent. Ctrl-C
+    and a closed terminal signal the whole process group, but the parent decides what to do. The process
+    inherits the mask, so that not even the start of its Python is interrupted; later it unblocks SIGTERM. The
+    parent gets its signals afterwards: in the middle of the start they would leave a child that has only half
+    of its data, and prints a traceback."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows: the worker ignores SIGINT a little later
         yield
         return

@@ -20,11 +20,8 @@ from multiprocessing import connection, parent_process, reduction
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event
 from fineweb_shards.executors import messages
-from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch, hold_tokens, unexpected_error
-from fineweb_shards.executors.file_tasks import FileOrder, FileResult, try_order
-from fineweb_shards.executors.messages import Message, WorkerObserver
-from fineweb_shards.executors.prefetch import Prefetcher
-from fineweb_shards.executors.task import WorkOrder, WriteOrder
+from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
+from fineweb_shards.executors.messages import FileOrder, Message, WorkerObserver, WorkOrder, WriteOrder
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import Quarantined, Tokens
@@ -44,7 +41,6 @@ def send_order(pipe: connection.Connection, order: Order, worker_pid: int) -> No
 
 
 def receive_order(pipe: connection.Connection) -> Order:
-    """Receive an order in a worker."""
     order: Order = pipe.recv()
     if (shared := _shared_bytes(order)) is not None:
         shared.attach(reduction.recv_handle(pipe))
@@ -160,7 +156,7 @@ class Worker:
             except (BrokenPipeError, ConnectionResetError):
                 return  # the parent is gone
             except Exception as error:
-                self._outbox.send(messages.Failed(unexpected_error(self._source, order.batch, error)))
+                self._outbox.send(messages.Failed(batch_bug(self._source, order.batch, error)))
 
     def write_blocks(self) -> None:
         """Write the tokens of blocks where the parent says, and drop them."""
@@ -186,13 +182,13 @@ class Worker:
     def finish_files(self) -> None:
         """Seal segments and write sidecars."""
 
-        def finish(order: FileOrder) -> FileResult:
+        def finish(order: FileOrder) -> messages.FileResult:
             assert order.work is not None
-            return FileResult(order.number, self._spec.finish_file(order.work, self._outbox))
+            return messages.FileResult(order.number, self._spec.finish_file(order.work, self._outbox))
 
         while True:
             order = self._files.get()
-            self._outbox.send(try_order(order, partial(finish, order)))
+            self._outbox.send(messages.try_order(order, partial(finish, order)))
 
 
 def _start_thread(outbox: Outbox, action: Callable[[], None]) -> None:

@@ -22,7 +22,6 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ from fineweb_shards.executors.task import Death, DeathKind
 from fineweb_shards.system.machine import environment
 from fineweb_shards.system.shell_commands import install_command
 from fineweb_shards.system.standard_streams import without_errors_on_screen
-from fineweb_shards.units import show_number_of
 
 LOCAL = "local"
 _SMALLEST_STORE_BYTES = 96 * 2**20  # Ray refuses less than 75 MiB
@@ -63,7 +61,6 @@ _SET_BY_RAY = (_AUTH_MODE,)  # it would decide how the next cluster is started o
 LOST = Death(DeathKind.KILLED, "was on a node that is gone")
 _CAN_NOT_IMPORT = re.compile(r"^(ModuleNotFoundError|ImportError): |failed to import on the worker", re.M)
 _ADDRESS = re.compile(r"\bip=([^,)\s]+)")
-_LOOK_EVERY_SECONDS = 5.0
 
 Result = TypeVar("Result")
 
@@ -127,7 +124,6 @@ class Cluster:
                 raise _refusal(self._address, error) from error
 
     def _start(self) -> None:
-        """Start a cluster on this machine."""
         self._remove_folder()
         # A short name, because the names of sockets are limited to 107 bytes.
         self._folder = tempfile.mkdtemp(prefix="fws-ray-")
@@ -163,39 +159,6 @@ class Cluster:
     def _remove_folder(self) -> None:
         if self._folder is not None:  # sockets and logs; Ray's last processes may still write some of them
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class Members:
-    """The nodes of a cluster, and what they can do together. `most_tasks` limits the tasks at once."""
-
-    def __init__(
-        self, cluster: Cluster, cores_of_task: float, most_tasks: int | None, observer: Observer
-    ) -> None:
-        self._cluster = cluster
-        self._cores_of_task = cores_of_task
-        self._most_tasks = most_tasks
-        self._observer = observer
-        self._next_look = 0.0
-        self.nodes: list[Node] = []
-        self.tasks = 0  # that can run at once
-        self.capacity_bytes = 0  # of tokens that may wait in their object stores
-
-    def look(self) -> bool:
-        """Count the nodes, if that was not done a moment ago; return whether it was done now."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return False
-        self._next_look = now + _LOOK_EVERY_SECONDS
-        before, self.nodes = len(self.nodes), self._cluster.nodes()
-        tasks = sum(int(node.cores / self._cores_of_task) for node in self.nodes)
-        self.tasks = tasks if self._most_tasks is None else min(tasks, self._most_tasks)
-        self.capacity_bytes = sum(node.store_bytes for node in self.nodes) // 2
-        if before and before != len(self.nodes):
-            text = f"{show_number_of(len(self.nodes), 'node')} of Ray; before: {before}"
-            self._observer.tell(Event("nodes", text))
-        none = None if self.nodes else "no node of the cluster has a core: waiting for one"
-        self._observer.set_wait("nodes", none)
-        return True
 
 
 def find_address(given: str) -> str:
@@ -236,7 +199,6 @@ def start_patiently(start: Callable[[], Result], observer: Observer) -> Result:
 
 
 def _refusal(address: str, error: Exception) -> UsageError:
-    """Return what to say of a cluster that can't be joined."""
     exceptions = load_ray().exceptions
     is_unauthenticated = isinstance(error, getattr(exceptions, "AuthenticationError", ()))  # from 2.52 on
     # Ray tries twenty times, and then has the reason only in the text of what it raised before.
@@ -285,12 +247,9 @@ def check_reachable(address: str) -> None:
 
 def explain_failure(error: BaseException) -> Death:
     """Return how a task of Ray's died that gave no answer; UsageError or WorkerError, with its node, if
-    another try would fail as well.
-
-    Whatever ended it, a document is never suspected for it: where that matters, documents are encoded in a
-    process whose exit code is seen (`RunProcess` in worker.py). Only a shortage of memory is told apart,
-    because the batch is then tried alone.
-    """
+    another try would fail as well. Whatever ended it, a document is never suspected for it: where that
+    matters, documents are encoded in a process whose exit code is seen (`RunProcess` in worker.py). Only a
+    shortage of memory is told apart, because the batch is then tried alone."""
     exceptions = load_ray().exceptions
     match error:
         case exceptions.OutOfMemoryError():

@@ -28,18 +28,18 @@ from functools import partial
 from typing import Any
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.file_tasks import (
+from fineweb_shards.executors.messages import (
     FileOrder,
     FileResult,
-    FileTask,
     FileWork,
     StoredTokens,
+    WorkOrder,
     describe_work,
 )
 from fineweb_shards.executors.ray.cluster import explain_failure, load_ray
 from fineweb_shards.executors.ray.worker import FileProcess
 from fineweb_shards.executors.scheduled_executor import Waits
-from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.executors.task import FileTask
 from fineweb_shards.store.store import Segment
 from fineweb_shards.types import Placement
 
@@ -61,7 +61,6 @@ class Attempt:
 
     @property
     def text_bytes(self) -> int:
-        """The size of the text to encode."""
         return sum(order.batch.size_bytes for order in self.orders)
 
 
@@ -178,15 +177,6 @@ class NodeTask(FileTask):
     node: str = ""  # where it runs, or has run last
     not_before: float = 0.0  # a process that died takes a moment to start again
 
-    @property
-    def may_start(self) -> bool:
-        """Whether it is not running, and everything that it needs is there."""
-        if self.running or time.monotonic() < self.not_before:
-            return False
-        if not all(task.future.done() for task in self.after):
-            return False
-        return all(share.block.attempt for share in self.shares)
-
 
 class NodeTasks:
     """All file tasks that are not done, and the processes on nodes that do them. `run` is the name of the
@@ -223,7 +213,6 @@ class NodeTasks:
 
     @property
     def is_running(self) -> bool:
-        """Whether one of them is being done."""
         return any(task.running for task in self._tasks.values())
 
     def set_nodes(self, nodes: Iterable[str]) -> None:
@@ -232,7 +221,6 @@ class NodeTasks:
         self._processes = {node: self._processes[node] for node in self._nodes if node in self._processes}
 
     def close(self) -> None:
-        """End all processes."""
         for process in self._processes.values():
             load_ray().kill(process)
 
@@ -247,13 +235,18 @@ class NodeTasks:
         return task.future
 
     def start_all(self) -> None:
-        """Start every task that can be."""
         for task in list(self._tasks.values()):
             self._start(task)
 
     def _start(self, task: NodeTask) -> None:
-        """Have a task done, if it can be, on the node with the fewest."""
-        if not self._nodes or not task.may_start:
+        """Have a task done on the node with the fewest, unless it is running, or needs something that is not
+        there."""
+        now = time.monotonic()
+        if not self._nodes or task.running or now < task.not_before:
+            return
+        if not all(other.future.done() for other in task.after):
+            return
+        if not all(share.block.attempt for share in task.shares):
             return
         positions: dict[Attempt, int] = {}
         tokens = []
@@ -265,11 +258,9 @@ class NodeTasks:
         task.attempts, task.running = list(positions), True
         on_own_disk = self._creates and isinstance(task.work, Segment)
         order = FileOrder(task.number, task.work, tuple(tokens), on_own_disk)
-        now = time.monotonic()
         self._avoided = {node: until for node, until in self._avoided.items() if until > now}
         node = task.node = min(
-            self._nodes,
-            key=lambda one: (one in self._avoided, self._busy[one], one not in self._processes),
+            self._nodes, key=lambda one: (one in self._avoided, self._busy[one], one not in self._processes)
         )
         self._busy[node] += 1
         if node not in self._processes:

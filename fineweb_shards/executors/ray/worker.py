@@ -24,22 +24,13 @@ import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors import messages
-from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch, hold_tokens, unexpected_error
-from fineweb_shards.executors.file_tasks import FileOrder, FileResult, StoredTokens, try_order
+from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
 from fineweb_shards.executors.local.pool import WorkerProcess, died_early
 from fineweb_shards.executors.local.worker import send_order
-from fineweb_shards.executors.messages import Encoded, Message, WorkerObserver
-from fineweb_shards.executors.prefetch import Prefetcher
-from fineweb_shards.executors.ray.board import (
-    EncodedBatch,
-    News,
-    Shipment,
-    TaskResult,
-    apply_environment,
-    unpacked,
-)
+from fineweb_shards.executors.messages import FileOrder, FileResult, StoredTokens, WorkerObserver, WorkOrder
+from fineweb_shards.executors.ray.board import EncodedBatch, Shipment, TaskResult, apply_environment, unpacked
 from fineweb_shards.executors.ray.cluster import load_ray
-from fineweb_shards.executors.task import Death, DeathKind, WorkOrder
+from fineweb_shards.executors.task import Death, DeathKind
 from fineweb_shards.storage.place import LOCAL
 from fineweb_shards.store.store import Segment
 from fineweb_shards.system.durable import WORK_FOLDER
@@ -74,11 +65,9 @@ class FileProcess:
         self._run = run
 
     def do(self, objects: Sequence[Any], order: bytes) -> bytes:
-        """Do a pickled FileOrder with the tokens in these objects, and return a pickled FileResult.
-
-        The objects come as references: they are fetched one after the other, so that few are in memory at
-        once.
-        """
+        """Do a pickled FileOrder with the tokens in these objects, and return a pickled FileResult. The
+        objects come as references: they are fetched one after the other, so that few are in memory at
+        once."""
         file_order: FileOrder = pickle.loads(order)
         try:
             result = _process_of(self._run).do(objects, file_order)
@@ -113,7 +102,7 @@ def node_name() -> str:
 class TaskObserver(WorkerObserver):
     """Tells the driver what happens in the current task. Threads share it."""
 
-    def __init__(self, tell: Callable[[News], object], task: int = 0) -> None:
+    def __init__(self, tell: Callable[[tuple[int, Event | messages.Waiting]], object], task: int = 0) -> None:
         super().__init__(lambda message: tell((self.task, message)))
         self.task = task
 
@@ -178,7 +167,7 @@ class RunProcess:
         )
 
     def _encode_batch(self, order: WorkOrder, tokens: list[Tokens]) -> EncodedBatch:
-        blocks: list[Encoded] = []
+        blocks: list[messages.Encoded] = []
         try:
             for batch in order.batch.members or (order.batch,):
                 self._check_input(batch)
@@ -190,30 +179,28 @@ class RunProcess:
                 told, held = hold_tokens(order, index, block)
                 if held is not None:
                     tokens.append(held)
-                blocks.append(Encoded(index, told))
+                blocks.append(messages.Encoded(index, told))
         except ShardError as error:
             return EncodedBatch(tuple(blocks), error)
         except (MemoryError, ProcessDiedError):
             raise
         except Exception as error:
-            bug = unexpected_error(self._source, order.batch, error, f"A task on {node_name()}")
+            bug = batch_bug(self._source, order.batch, error, f"A task on {node_name()}")
             return EncodedBatch(tuple(blocks), bug)
         return EncodedBatch(tuple(blocks))
 
     def _encode_in_process(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
         """Yield the blocks of a batch that has ended several workers, encoded one document at a time in a
-        process of its own; ProcessDiedError if that dies.
-
-        Ray tells that a worker has died, but not of what. It matters (task.py): a document is
-        suspected if its process crashes, and never if it was killed from outside. So the process is a worker
-        of the local executor, whose exit code is seen, and it says which document it is about to encode.
-        """
+        process of its own; ProcessDiedError if that dies. Ray tells that a worker has died, but not of what.
+        It matters (task.py): a document is suspected if its process crashes, and never if it was killed from
+        outside. So the process is a worker of the local executor, whose exit code is seen, and it says which
+        document it is about to encode."""
         with contextlib.ExitStack() as loading:
             spec = loading.enter_context(unpacked(self._spec, self._vocabulary_files))
             worker = WorkerProcess(pickle.dumps(replace(spec, holds_tokens=False)))
             try:
                 while True:
-                    message: Message = worker.pipe.recv()
+                    message: messages.Message = worker.pipe.recv()
                     match message:
                         case messages.Ready():
                             loading.close()
@@ -221,7 +208,7 @@ class RunProcess:
                             send_order(worker.pipe, order, worker.pid)
                         case messages.Trying():  # the driver has to know of a document before it is tried
                             load_ray().get(self._board.announce.remote(self._observer.task, message.document))
-                        case Encoded():
+                        case messages.Encoded():
                             yield message.index, message.block
                         case messages.Failed():
                             raise message.error
@@ -269,7 +256,7 @@ class RunProcess:
                     return FileResult(order.number, lost=tuple(lost))
                 return FileResult(order.number, self._spec.finish_file(work, observer))
 
-        return try_order(order, finish, lambda: f"A task on {node_name()}")
+        return messages.try_order(order, finish, lambda: f"A task on {node_name()}")
 
     def _write(
         self, objects: Sequence[Any], order: FileOrder, observer: Observer, path: Path | None
@@ -298,11 +285,9 @@ class RunProcess:
 
 @contextlib.contextmanager
 def _scratch_file(path: str, run: str) -> Iterator[Path]:
-    """Make an empty file on this node, named after `path`, and remove it in the end.
-
-    Nobody else has one of the same name: when the line to a process breaks its order is done again, and the
-    first one may still be running, on this node.
-    """
+    """Make an empty file on this node, named after `path`, and remove it in the end. Nobody else has one of
+    the same name: when the line to a process breaks its order is done again, and the first one may still be
+    running, on this node."""
     folder, name = os.path.split(path)
     try:
         make_folder(Path(folder))
