@@ -151,6 +151,7 @@ class Schedule(Generic[Worker]):
         return self.has_work(worker) or (worker in self._loads and self._loads[worker].held > 0)
 
     def _is_alone(self) -> bool:
+        """Return whether a worker has a batch that must be tried alone."""
         return any(task in load.tasks for task in self._alone for load in self._loads.values())
 
     # Messages of workers
