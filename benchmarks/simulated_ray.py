@@ -19,8 +19,7 @@ from simulated_workers import SHA256, encoded_block
 
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.file_tasks import FileResult
-from fineweb_shards.executors.messages import Encoded
+from fineweb_shards.executors.messages import Encoded, FileResult
 from fineweb_shards.executors.ray import executor as ray_executor
 from fineweb_shards.executors.ray import file_tasks
 from fineweb_shards.executors.ray.board import EncodedBatch, TaskResult

@@ -14,12 +14,19 @@ from multiprocessing import connection
 import numpy as np
 
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.file_tasks import FileOrder, FileResult
 from fineweb_shards.executors.local import pool
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.pool import Mailbox
-from fineweb_shards.executors.messages import Done, Encoded, Ready, Written
-from fineweb_shards.executors.task import WorkOrder, WriteOrder
+from fineweb_shards.executors.messages import (
+    Done,
+    Encoded,
+    FileOrder,
+    FileResult,
+    Ready,
+    WorkOrder,
+    WriteOrder,
+    Written,
+)
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch, Cursor, EncodedBlock, HeldTokens
 

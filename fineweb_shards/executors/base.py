@@ -28,10 +28,8 @@ Result = TypeVar("Result")
 
 
 class DataPlane(ABC):
-    """Writes tokens into files, and finishes files, while the caller continues.
-
-    A failure (a disk that stays full, an I/O error) is raised by whichever method is called next.
-    """
+    """Writes tokens into files, and finishes files, while the caller continues. A failure (a disk that stays
+    full, an I/O error) is raised by whichever method is called next."""
 
     @abstractmethod
     def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
@@ -83,8 +81,8 @@ class InProcessPlane(DataPlane):
         return write_at_once(self._writer, tokens, placements)
 
     def seal(self, segment: Segment) -> Future[str]:
-        arguments = segment, self._format, self._store, self._max_wait_seconds
-        return self._start(partial(seal_segment, Observer(), *arguments))
+        settings = self._format, self._store, self._max_wait_seconds
+        return self._start(partial(seal_segment, Observer(), segment, *settings))
 
     def write_sidecars(self, file: FinishedFile) -> Future[None]:
         return self._start(partial(write_sidecars, Observer(), file))
@@ -93,7 +91,6 @@ class InProcessPlane(DataPlane):
         return future.result(longest_seconds)
 
     def close(self) -> None:
-        """Close all files."""
         self._writer.close()
 
     def _start(self, call: Callable[[], Result]) -> Future[Result]:
@@ -108,7 +105,6 @@ def write_at_once(writer: TokenWriter, tokens: Tokens, placements: Sequence[Plac
 
 
 def completed(result: Result) -> Future[Result]:
-    """Return a future that is done."""
     future: Future[Result] = Future()
     future.set_result(result)
     return future

@@ -1,36 +1,55 @@
 """Do a worker's work, the same for every executor: read a batch, encode it, yield its blocks.
 
 How orders arrive, where tokens are held, and where blocks are sent, is up to the executor.
+
+To find the document that crashes workers, a chunk is encoded one document at a time. Each document is
+announced to the parent before it is encoded, so that the parent knows which one the worker died on. If an
+engine raises an exception for a document, the other engine encodes it. A document that neither can encode is
+left out: a whole document leaves nothing in the stream, a piece of a long one leaves its EOT.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+
+import numpy as np
 
 from fineweb_shards.errors import ShardError, describe_error
-from fineweb_shards.events import Observer
-from fineweb_shards.executors.file_tasks import FileWork
-from fineweb_shards.executors.isolate_bad_document import encode_one_by_one, holds_any
-from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors.messages import FileWork, WorkOrder
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.sources.source import Parts, arrived_damaged
 from fineweb_shards.store.shard_files import TokenWriter, seal_segment
 from fineweb_shards.store.sidecars import write_sidecars
 from fineweb_shards.store.store import Segment, Store
-from fineweb_shards.stream.boundaries import Span, join_spans
+from fineweb_shards.stream.boundaries import NO_POSITIONS, Span, join_spans
 from fineweb_shards.system.retry import Disk
-from fineweb_shards.texts import Texts
+from fineweb_shards.texts import NO_TEXTS, Texts
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, UnencodableError
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.trial import GPT2_SHA256, check_engine
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
-from fineweb_shards.types import Batch, Counts, EncodedBlock, HeldTokens, Quarantined, TextChunk, Tokens
+from fineweb_shards.types import (
+    Batch,
+    Counts,
+    EncodedBlock,
+    HeldTokens,
+    Quarantined,
+    TextChunk,
+    Tokens,
+    find_origin,
+)
 from fineweb_shards.vocabulary import Vocabulary
+
+# After this many documents of a batch crashed the first engine, the other one encodes the rest of it.
+_MANY_FALLBACKS = 3
+_SHOWN_CHARACTERS = 200
+Announce = Callable[[Quarantined], None]  # called with each document that is encoded on its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +72,8 @@ class WorkerSpec:
         """The vocabulary to encode with, without the bytes of its tokens: the worker loads them itself."""
         return self.shard_format.vocabulary
 
-    @property
-    def folder(self) -> Path:
-        """The folder on this machine for files that grow."""
-        return self.store.folder
-
     def make_writer(self, observer: Observer) -> TokenWriter:
-        """Return the writer of a process that has tokens."""
-        disk = Disk(self.folder, self.max_outage_seconds, observer)
-        return TokenWriter(self.shard_format, disk)
+        return TokenWriter(self.shard_format, Disk(self.store.folder, self.max_outage_seconds, observer))
 
     def finish_file(self, work: FileWork, observer: Observer) -> str | None:
         """Seal a segment, and return its SHA-256; or write the sidecars of a finished file."""
@@ -88,7 +100,7 @@ class WorkerSpec:
 
 
 def encode_batch(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
 ) -> Iterator[tuple[int, EncodedBlock]]:
     """Yield a block, with its number in the batch, for each chunk from `order.first_block` on. `announce`
     gets each document that is encoded on its own."""
@@ -99,64 +111,28 @@ def encode_batch(
 
 
 def _encode_single(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
 ) -> Iterator[tuple[int, EncodedBlock]]:
     """Yield the blocks of a batch of one file. If a token_count differs, the bytes are fetched once more, if
     they came over the network, before the file is blamed for it."""
-    batch = order.batch
-    for number, block in _encode_chunks(source, encoder, order, announce):
-        if block.counts.token_count_mismatches and source.fetch_again(batch):
-            rest = _encode_chunks(source, encoder, replace(order, first_block=number), announce)
-            note = arrived_damaged(source.file_of(batch), batch)
-            for later, sound in rest:
+
+    def encode_from(first_block: int) -> Iterator[tuple[int, EncodedBlock]]:
+        for number, chunk in enumerate(source.chunks(order.batch)):
+            if number >= first_block:
+                yield number, _encode_chunk(source, encoder, order, chunk, announce)
+
+    for number, block in encode_from(order.first_block):
+        if block.counts.token_count_mismatches and source.fetch_again(order.batch):
+            note = arrived_damaged(source.file_of(order.batch), order.batch)
+            for later, sound in encode_from(number):
                 is_sound = later == number and not sound.counts.token_count_mismatches
                 yield later, replace(sound, problems=(*sound.problems, note)) if is_sound else sound
             return
         yield number, block
 
 
-def hold_tokens(order: WorkOrder, index: int, block: EncodedBlock) -> tuple[EncodedBlock, Tokens | None]:
-    """Return a block without its tokens, and the tokens for the worker to hold; at a seam, or if there are
-    none, return it as it is, because the parent has to repair the tokens there."""
-    tokens = block.array
-    if block.starts_at_seam or block.ends_at_seam or not len(tokens):
-        return block, None
-    return replace(block, tokens=HeldTokens(order.number, index, len(tokens))), tokens
-
-
-def unexpected_error(source: Parts, batch: Batch, error: Exception, who: str = "A worker") -> ShardError:
-    """Return the error for an exception that is no ShardError, with its traceback."""
-    name = source.file_of(batch).name
-    return ShardError(f"{who} failed on {name} at position {batch.position}: {describe_error(error)}")
-
-
-def _encode_chunks(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
-) -> Iterator[tuple[int, EncodedBlock]]:
-    for number, chunk in enumerate(source.chunks(order.batch)):
-        if number >= order.first_block:
-            yield number, _encode_chunk(source, encoder, order, chunk, announce)
-
-
-def _encode_chunk(
-    source: Parts,
-    encoder: Encoder | TokenJoiner,
-    order: WorkOrder,
-    chunk: TextChunk,
-    announce: Callable[[Quarantined], None],
-) -> EncodedBlock:
-    if isinstance(encoder, TokenJoiner):  # no document can crash it, so none is tried on its own
-        return encoder.join(chunk)
-    name = source.file_of(order.batch).name
-    if not order.one_by_one and not holds_any(chunk, order.skip_digests):
-        with contextlib.suppress(UnencodableError):  # encoding one by one will find the document
-            return encoder.encode(chunk, name)
-    batch_bytes = source.of(order.batch).settings.batch_bytes
-    return encode_one_by_one(chunk, name, encoder, order, announce, batch_bytes)
-
-
 def _encode_members(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Callable[[Quarantined], None]
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
 ) -> Iterator[tuple[int, EncodedBlock]]:
     """Yield one block of several small files. If one of them can't be read, what is before comes first."""
     read: list[tuple[Batch, TextChunk]] = []
@@ -171,37 +147,122 @@ def _encode_members(
             error.add_note(f"While {source.file_of(member).name} was read.")
             raise
     if read and not order.first_block:
-        block = _encode_together(source, encoder, order, [chunk for _, chunk in read])
+        block = None
+        if not (isinstance(encoder, TokenJoiner) or order.one_by_one or order.skip_digests):
+            chunks = [chunk for _, chunk in read]
+            whole = TextChunk(
+                Texts.from_pieces([text for chunk in chunks for text in chunk.texts.iter_bytes()]),
+                chunks[0].start,
+                chunks[-1].end,
+                counts=sum((chunk.counts for chunk in chunks), Counts()),
+                problems=tuple(problem for chunk in chunks for problem in chunk.problems),
+            )  # without origins, by which nothing but a token_count and documents tried one by one are named
+            first, last = (source.file_of(order.batch.members[i]).name for i in (0, -1))
+            with contextlib.suppress(UnencodableError):  # encoding file by file will find the document
+                block = encoder.encode(whole, f"{first} to {last}")
         if block is None:
             orders = [(replace(order, batch=member), chunk) for member, chunk in read]
-            block = _join_blocks([_encode_chunk(source, encoder, *one, announce) for one in orders])
+            block = join_blocks([_encode_chunk(source, encoder, *one, announce) for one in orders])
         yield 0, block
     if failure is not None:
         raise failure
 
 
-def _encode_together(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, chunks: list[TextChunk]
-) -> EncodedBlock | None:
-    """Encode the chunks of whole files in one call; None if they have to be encoded file by file."""
-    if isinstance(encoder, TokenJoiner) or order.one_by_one or order.skip_digests:
-        return None
-    whole = TextChunk(
-        Texts.from_pieces([text for chunk in chunks for text in chunk.texts.iter_bytes()]),
-        chunks[0].start,
-        chunks[-1].end,
-        counts=sum((chunk.counts for chunk in chunks), Counts()),
-        problems=tuple(problem for chunk in chunks for problem in chunk.problems),
-    )  # without origins, by which nothing but a token_count and documents tried one by one are named
-    first, last = (source.file_of(order.batch.members[i]).name for i in (0, -1))
-    try:
-        return encoder.encode(whole, f"{first} to {last}")
-    except UnencodableError:
-        return None
+def _encode_chunk(
+    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, chunk: TextChunk, announce: Announce
+) -> EncodedBlock:
+    if isinstance(encoder, TokenJoiner):  # no document can crash it, so none is tried on its own
+        return encoder.join(chunk)
+    name = source.file_of(order.batch).name
+    if not order.one_by_one and not holds_any(chunk, order.skip_digests):
+        with contextlib.suppress(UnencodableError):  # encoding one by one will find the document
+            return encoder.encode(chunk, name)
+    batch_bytes = source.of(order.batch).settings.batch_bytes
+    return encode_one_by_one(chunk, name, encoder, order, announce, batch_bytes)
 
 
-def _join_blocks(blocks: list[EncodedBlock]) -> EncodedBlock:
-    """Return the blocks of whole files as one."""
+def hold_tokens(order: WorkOrder, index: int, block: EncodedBlock) -> tuple[EncodedBlock, Tokens | None]:
+    """Return a block without its tokens, and the tokens for the worker to hold; at a seam, or if there are
+    none, return it as it is, because the parent has to repair the tokens there."""
+    tokens = block.array
+    if block.starts_at_seam or block.ends_at_seam or not len(tokens):
+        return block, None
+    return replace(block, tokens=HeldTokens(order.number, index, len(tokens))), tokens
+
+
+def batch_bug(source: Parts, batch: Batch, error: Exception, who: str = "A worker") -> ShardError:
+    """Return the error for an exception that is no ShardError, with its traceback."""
+    name = source.file_of(batch).name
+    return ShardError(f"{who} failed on {name} at position {batch.position}: {describe_error(error)}")
+
+
+class Prefetcher:
+    """Fetches batches of a source ahead. What fails is only reported, once: reading it will tell."""
+
+    def __init__(self, source: Parts, observer: Observer) -> None:
+        self._source = source
+        self._observer = observer
+        self._reported: set[str] = set()
+
+    def prefetch(self, batch: Batch) -> None:
+        """Begin to fetch a batch. Raises MemoryError only: a batch that can't be fetched may be readable."""
+        try:
+            self._source.prefetch(batch)
+        except MemoryError:
+            raise
+        except Exception as error:
+            if repr(error) not in self._reported:
+                self._reported.add(repr(error))
+                name = self._source.file_of(batch).name
+                text = f"{name}: could not be fetched ahead: {describe_error(error)}"
+                self._observer.tell(Event("worker", text))
+
+
+def digest_of(document: bytes | memoryview) -> str:
+    """Return the SHA-256 of a document's text, by which a quarantined document is recognized."""
+    return hashlib.sha256(document).hexdigest()
+
+
+def holds_any(chunk: TextChunk, digests: frozenset[str]) -> bool:
+    return bool(digests) and not digests.isdisjoint(map(digest_of, chunk.texts.iter_views()))
+
+
+def encode_one_by_one(
+    chunk: TextChunk, where: str, encoder: Encoder, order: WorkOrder, announce: Announce, piece_bytes: int
+) -> EncodedBlock:
+    """Encode a chunk as one block, like `encoder.encode`, but leave out documents that can't be encoded.
+    `announce` is called before each document. `piece_bytes` is recorded for pieces of long documents."""
+    nothing = np.empty(0, encoder.vocabulary.dtype), NO_POSITIONS
+    blocks = [EncodedBlock(chunk.start, None, *nothing, counts=chunk.counts, problems=chunk.problems)]
+    quarantined: list[Quarantined] = []
+    for i in range(len(chunk.documents)):
+        part = _single(chunk, i)
+        is_piece = part.starts_mid_document or part.ends_mid_document
+        document = _describe(chunk, i, order, piece_bytes if is_piece else 0)
+        # What is encoded instead of a quarantined document: nothing, or an empty text for a piece.
+        documents = Texts.from_strings([""]) if is_piece else NO_TEXTS
+        emptied = replace(part, documents=documents, origins=(), counts=Counts(quarantined_documents=1))
+        try:
+            if document.sha256 in order.skip_digests:
+                blocks.append(encoder.encode(emptied, where))
+                continue
+            announce(document)
+            blocks.append(_encode_with_either(part, where, encoder, order, document.sha256))
+        except UnencodableError as error:
+            quarantined.append(replace(document, cause=str(error)))
+            blocks.append(encoder.encode(emptied, where))
+    return replace(
+        join_blocks(blocks),
+        end=chunk.end,
+        starts_at_seam=chunk.starts_at_seam,
+        ends_at_seam=chunk.ends_at_seam,
+        ends_mid_document=chunk.ends_mid_document,
+        quarantined=tuple(quarantined),
+    )
+
+
+def join_blocks(blocks: list[EncodedBlock]) -> EncodedBlock:
+    """Return blocks that follow one another as one, without seams."""
     whole = join_spans([Span(block.array, block.eots) for block in blocks])
     return EncodedBlock(
         blocks[0].start,
@@ -211,4 +272,59 @@ def _join_blocks(blocks: list[EncodedBlock]) -> EncodedBlock:
         counts=sum((block.counts for block in blocks), Counts()),
         problems=tuple(problem for block in blocks for problem in block.problems),
         quarantined=tuple(document for block in blocks for document in block.quarantined),
+    )
+
+
+def _encode_with_either(
+    part: TextChunk, where: str, encoder: Encoder, order: WorkOrder, sha256: str
+) -> EncodedBlock:
+    """Encode a document with either engine, or only with the other one if the first has crashed on it."""
+    if sha256 in order.use_fallback_for or len(order.use_fallback_for) >= _MANY_FALLBACKS:
+        return (encoder.fallback or encoder).encode(part, where)
+    try:
+        return encoder.encode(part, where)
+    except UnencodableError:
+        if encoder.fallback is None:
+            raise
+        return encoder.fallback.encode(part, where)
+
+
+def _single(chunk: TextChunk, i: int) -> TextChunk:
+    """Return document `i` of a chunk as a chunk of its own, without the counts of the whole chunk."""
+    origins = [origin for origin in chunk.origins if 0 <= i - origin.first < origin.count]
+    return TextChunk(
+        chunk.texts.only(i),
+        None,
+        None,
+        starts_mid_document=chunk.starts_mid_document and i == 0,
+        ends_mid_document=chunk.ends_mid_document and i == len(chunk.documents) - 1,
+        origins=tuple(
+            replace(
+                origin,
+                first=0,
+                count=1,
+                rows=None if origin.rows is None else origin.rows[i - origin.first :][:1],
+                ids=None if origin.ids is None else origin.ids[i - origin.first :][:1],
+                tokens=None if origin.tokens is None else origin.tokens[i - origin.first :][:1],
+            )
+            for origin in origins
+        ),
+    )
+
+
+def _describe(chunk: TextChunk, i: int, order: WorkOrder, piece_of_bytes: int) -> Quarantined:
+    """Return the record that document `i` has if it is quarantined."""
+    (document,) = chunk.texts.only(i).iter_views()  # not copied: it may be too long for anything else
+    row, name = find_origin(chunk, i)
+    return Quarantined(
+        file=order.batch.file,
+        position=order.batch.position,
+        document=i,
+        row=row,
+        id=name,
+        text_bytes=len(document),
+        sha256=digest_of(document),
+        begins=bytes(document[: 4 * _SHOWN_CHARACTERS]).decode("utf-8", "ignore")[:_SHOWN_CHARACTERS],
+        piece_of_bytes=piece_of_bytes,
+        part=order.batch.part,
     )

@@ -1,5 +1,6 @@
-"""Define the messages of workers to their executor: processes on this machine, or tasks on a Ray cluster.
+"""Define what executors and their workers send each other: processes on this machine, tasks on a Ray cluster.
 
+What is to be done is a value, so that it can be sent to any worker, and again to another one if that dies.
 No message contains tokens, except those of a block with a seam. Values that travel have no slots: pickling
 them would take four times as long.
 """
@@ -10,10 +11,84 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fineweb_shards.errors import ShardError
+from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.file_tasks import FileResult
-from fineweb_shards.types import EncodedBlock, Quarantined
+from fineweb_shards.store.sidecars import FinishedFile
+from fineweb_shards.store.store import Segment
+from fineweb_shards.types import Batch, EncodedBlock, Placement, Quarantined
+
+# To seal a segment, or to write the sidecars of a finished file; `WorkerSpec.finish_file` does it.
+FileWork = Segment | FinishedFile
+
+
+@dataclass(frozen=True)
+class WorkOrder:
+    """An order for a worker: encode this batch, in this way."""
+
+    batch: Batch
+    number: int = 0  # of the batch, in the order of the stream
+    first_block: int = 0  # the blocks before it are not needed any more
+    skip_digests: frozenset[str] = frozenset()  # SHA-256 of the texts of quarantined documents
+    one_by_one: bool = False  # encode one document at a time, because one of them crashes workers
+    use_fallback_for: frozenset[str] = frozenset()  # digests of documents for the other engine
+
+
+@dataclass(frozen=True)
+class WriteOrder:
+    """An order for the worker that holds a block's tokens: write them where they belong, then drop them."""
+
+    batch: int
+    block: int
+    placements: tuple[Placement, ...] = ()
+
+
+def describe_work(work: FileWork | None) -> str:
+    """Say what is to be done with a file; None: only tokens are written."""
+    if work is None:
+        return "write tokens"
+    return "seal a file" if isinstance(work, Segment) else "write sidecars"
+
+
+@dataclass(frozen=True)
+class StoredTokens:
+    """Tokens to write: a placement of one of the arrays in one of the objects that a task is given."""
+
+    object: int
+    array: int
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class FileOrder:
+    """An order for any worker: write tokens, if it is given any, then finish the file."""
+
+    number: int
+    work: FileWork | None  # None: only write
+    tokens: tuple[StoredTokens, ...] = ()
+    on_own_disk: bool = False  # make the segment's file anew from the tokens: the worker does not see it
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """The end of an order: the SHA-256 of a segment, or the error, or the objects that are lost."""
+
+    number: int
+    sha256: str | None = None
+    error: ShardError | None = None
+    lost: tuple[int, ...] = ()
+
+
+def try_order(
+    order: FileOrder, action: Callable[[], FileResult], who: Callable[[], str] = lambda: "A worker"
+) -> FileResult:
+    """Return the result of an order, or the error that `action`, which does it, has raised."""
+    try:
+        return action()
+    except ShardError as error:
+        return FileResult(order.number, error=error)
+    except Exception as error:
+        bug = f"{who()} could not {describe_work(order.work)}: {describe_error(error)}"
+        return FileResult(order.number, error=ShardError(bug))
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,19 @@ end them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic
 
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors.task import Task, WorkOrder, WriteOrder
-from fineweb_shards.executors.worker_death import Death
+from fineweb_shards.executors.messages import WorkOrder, WriteOrder
+from fineweb_shards.executors.task import Death, Task, Worker
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Quarantined
 
 # If more documents than this crash their workers, the documents are not the cause, and the run stops.
 MAXIMUM_QUARANTINED = 100
 
-Worker = TypeVar("Worker", bound=Hashable)
 # Returns what replaces a batch that can't be read: a block without its documents, or an error.
 ReplaceUnreadable = Callable[[Task, Death], EncodedBlock | WorkerError]
 
@@ -44,32 +43,6 @@ class _Load:
     tasks: deque[Task] = field(default_factory=deque)  # it is encoding the first of them
     held: int = 0  # blocks whose tokens it has
     ordered: int = 0  # of these, how many it was told to write
-
-
-class Quarantine:
-    """The digests of documents in quarantine, by file. `known` are those of earlier runs."""
-
-    def __init__(self, known: Iterable[Quarantined]) -> None:
-        self._digests: dict[int, frozenset[str]] = {}
-        self._new = 0  # in this run
-        for document in known:
-            self._note(document)
-
-    def of_file(self, file: int) -> frozenset[str]:
-        """Return the digests of the documents to leave out of a file."""
-        return self._digests.get(file, frozenset())
-
-    def add(self, document: Quarantined) -> None:
-        """Leave out a document that has just crashed workers; WorkerError if there are too many of them."""
-        self._new += 1
-        if self._new > MAXIMUM_QUARANTINED:
-            raise WorkerError(
-                f"More than {MAXIMUM_QUARANTINED} documents crashed their workers: {document.cause}."
-            )
-        self._note(document)
-
-    def _note(self, document: Quarantined) -> None:
-        self._digests[document.file] = self.of_file(document.file) | {document.sha256}
 
 
 class Schedule(Generic[Worker]):
@@ -94,7 +67,10 @@ class Schedule(Generic[Worker]):
         self.waiting_bytes = 0  # of those that are not yet output
         self.output_bytes = 0  # of all that were
         self._batches = 0  # added so far
-        self._quarantine = Quarantine(quarantined)
+        self._digests: dict[int, frozenset[str]] = {}  # by file: of the documents in quarantine
+        self._newly_quarantined = 0  # in this run
+        for document in quarantined:
+            self._add_digest(document)
 
     @property
     def is_empty(self) -> bool:
@@ -107,11 +83,6 @@ class Schedule(Generic[Worker]):
         return any(not task.done for task in self._alone)
 
     # Giving out batches
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether there is a batch that no worker has."""
-        return bool(self._pending)
 
     @property
     def next_pending(self) -> int | None:
@@ -127,10 +98,11 @@ class Schedule(Generic[Worker]):
             return True
         # Who asks for more although all blocks were output holds some back, until it has seen the next ones
         # (stream/length_limits.py). It bounds by itself how many tokens that may be.
-        return not self._tasks and any(task.is_held_back for task, _ in self._unfinished.values())
+        return not self._tasks and any(
+            held.order is None for task, _ in self._unfinished.values() for held in task.held.values()
+        )
 
     def add(self, batch: Batch) -> None:
-        """Add the next batch of the stream."""
         task = Task(batch, self._batches)
         self._batches += max(1, len(batch.members))  # so that each file has a number, if it needs one
         self._tasks.append(task)
@@ -138,7 +110,7 @@ class Schedule(Generic[Worker]):
         self._unfinished[task.number] = task, None
         self.in_flight_bytes += batch.size_bytes
         self.waiting_bytes += batch.size_bytes
-        if any(self._quarantine.of_file(member.file) for member in batch.members):
+        if any(member.file in self._digests for member in batch.members):
             self._separate(task)
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
@@ -155,12 +127,19 @@ class Schedule(Generic[Worker]):
 
     def give_next(self, worker: Worker) -> WorkOrder | None:
         """Give a worker the next batch that no worker has; None if there is none, or if it has to wait."""
-        if not self._pending or self._must_wait(self._pending[0]):
+        if not self._pending:
             return None
-        task = self._pending.popleft()
+        task = self._pending[0]
+        if task in self._alone:  # only once it is the first, so that its blocks can be output
+            is_later = bool(self._tasks) and self._tasks[0].number < task.number
+            if is_later or any(load.tasks for load in self._loads.values()):
+                return None
+        elif self._is_alone():
+            return None
+        self._pending.popleft()
         self._loads.setdefault(worker, _Load()).tasks.append(task)
         self._unfinished[task.number] = task, worker
-        return task.order(self._quarantine.of_file(task.batch.file))
+        return task.order(self._digests.get(task.batch.file, frozenset()))
 
     def has_work(self, worker: Worker) -> bool:
         """Return whether a worker has a batch to encode, or a block to write."""
@@ -175,13 +154,6 @@ class Schedule(Generic[Worker]):
         """Return whether a worker has a batch that must be tried alone."""
         return any(task in load.tasks for task in self._alone for load in self._loads.values())
 
-    def _must_wait(self, task: Task) -> bool:
-        """Return whether a batch has to wait because it, or another one, must be tried alone."""
-        if task in self._alone:  # only once it is the first, so that its blocks can be output
-            is_later = bool(self._tasks) and self._tasks[0].number < task.number
-            return is_later or any(load.tasks for load in self._loads.values())
-        return self._is_alone()
-
     # Messages of workers
 
     def announce(self, worker: Worker, document: Quarantined) -> None:
@@ -190,9 +162,7 @@ class Schedule(Generic[Worker]):
 
     def receive_block(self, worker: Worker, index: int, block: EncodedBlock) -> WriteOrder | None:
         """Keep the next block of the batch that a worker is encoding; `index` is its number in the batch.
-
-        Returns the order to write its tokens, if they were lost after it was known where they belong.
-        """
+        Returns the order to write its tokens, if they were lost after it was known where they belong."""
         load = self._loads[worker]
         task = load.tasks[0]
         if task.abandoned and index not in task.held:
@@ -237,7 +207,6 @@ class Schedule(Generic[Worker]):
             written.set_result(None)
 
     def fail_write(self, batch: int, block: int, error: ShardError) -> None:
-        """Note that the next placement of a block can't be written."""
         unwritten = self._unfinished[batch][0].held[block].futures[0]
         if not unwritten.done():
             unwritten.set_exception(error)
@@ -259,14 +228,13 @@ class Schedule(Generic[Worker]):
         return task is not None and block in task.held
 
     def _drop_if_finished(self, task: Task) -> None:
-        if not task.is_finished or not self._was_output(task):
-            return
-        if self._unfinished.pop(task.number, None) is not None:
+        """Forget a batch of which all blocks were output and written."""
+        is_finished = task.done and not task.blocks and not task.held and self._was_output(task)
+        if is_finished and self._unfinished.pop(task.number, None) is not None:
             self._alone.discard(task)
             self.in_flight_bytes -= task.batch.size_bytes
 
     def _was_output(self, task: Task) -> bool:
-        """Return whether all blocks of a batch were output."""
         return not self._tasks or self._tasks[0].number > task.number
 
     # Output
@@ -277,13 +245,15 @@ class Schedule(Generic[Worker]):
         return bool(self._tasks) and (bool(self._tasks[0].blocks) or self._tasks[0].done)
 
     def take_output(self) -> Iterator[EncodedBlock]:
-        """Yield the blocks of the first batch that have arrived.
-
-        If the batch has an error, it is raised after them, so that everything before the error is packed.
-        """
+        """Yield the blocks of the first batch that have arrived. If the batch has an error, it is raised
+        after them, so that everything before the error is packed."""
         task = self._tasks[0]
         while task.blocks:
-            yield task.take_block()
+            block = task.blocks.popleft()
+            if task.quarantined:  # before this block
+                block = replace(block, quarantined=(*task.quarantined, *block.quarantined))
+                task.quarantined = []
+            yield block
         if task.done:
             self._tasks.popleft()
             self.waiting_bytes -= task.batch.size_bytes
@@ -322,16 +292,15 @@ class Schedule(Generic[Worker]):
         held = [task for task, holder in self._unfinished.values() if holder == worker]
         lost = [task for task in held if task.held or not task.done]
         for task in lost:
-            task.lose_tokens()
+            for block in task.held.values():
+                block.present = False
         for task in held:
             self._unfinished[task.number] = task, None
         self._do_again(lost)
 
     def note_death(self, worker: Worker, death: Death) -> bool:
-        """Take back a dead worker's batches, and decide what to do about the one that it died on.
-
-        If this returns True, the batches of all workers were taken back, and the caller has to end them all.
-        """
+        """Take back a dead worker's batches, and decide what to do about the one that it died on. If this
+        returns True, the batches of all workers were taken back, and the caller has to end them all."""
         load = self._loads.get(worker)
         task = load.tasks[0] if load and load.tasks else None
         for other, holder in self._unfinished.values():
@@ -351,14 +320,20 @@ class Schedule(Generic[Worker]):
             self._leave_out(task, quarantined)
             return True
         if task.is_unreadable:
-            self._give_up(task, death)
+            self._pending.remove(task)
+            task.done = True
+            instead = self._replace_unreadable(task, death)
+            if isinstance(instead, EncodedBlock):
+                task.receive_block(task.received, instead)
+            else:
+                task.fail(instead)
         elif task.alone and not was_alone:
             self._alone.add(task)
-            self._take_all_back()
+            self._remove_all_workers()
             return True
         return False
 
-    def _take_all_back(self) -> None:
+    def _remove_all_workers(self) -> None:
         for worker in list(self._loads):
             self.remove_worker(worker)
 
@@ -377,6 +352,9 @@ class Schedule(Generic[Worker]):
     def _do_again(self, tasks: Iterable[Task]) -> None:
         self._pending = deque(sorted({*self._pending, *tasks}, key=lambda task: task.number))
 
+    def _add_digest(self, document: Quarantined) -> None:
+        self._digests[document.file] = self._digests.get(document.file, frozenset()) | {document.sha256}
+
     def _leave_out(self, task: Task, document: Quarantined) -> None:
         """Leave out a document, which crashed the workers of `task`, and start all later batches over."""
         if self._was_output(task):  # what follows it was placed with it
@@ -386,20 +364,18 @@ class Schedule(Generic[Worker]):
                 "Memory may be short or faulty. Everything finished is kept; rerun the same command to "
                 "resume.",
             )
-        self._quarantine.add(document)
-        task.skip_digests = self._quarantine.of_file(document.file)
-        self._take_all_back()
+        self._newly_quarantined += 1
+        if self._newly_quarantined > MAXIMUM_QUARANTINED:
+            raise WorkerError(
+                f"More than {MAXIMUM_QUARANTINED} documents crashed their workers: {document.cause}."
+            )
+        self._add_digest(document)
+        task.skip_digests = self._digests[document.file]
+        self._remove_all_workers()
         later = [other for other in self._tasks if other.number > task.number]
-        for other in later:
-            other.start_over()
+        for other in later:  # none of their blocks was output
+            other.blocks.clear()
+            other.lengths.clear()
+            other.held.clear()
+            other.done, other.error, other.skip_digests = False, None, None
         self._do_again(later)
-
-    def _give_up(self, task: Task, death: Death) -> None:
-        """Replace a batch on which workers die before they reach a document."""
-        self._pending.remove(task)
-        task.done = True
-        instead = self._replace_unreadable(task, death)
-        if isinstance(instead, EncodedBlock):
-            task.receive_block(task.received, instead)
-        else:
-            task.fail(instead)

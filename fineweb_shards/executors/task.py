@@ -1,10 +1,12 @@
 """Track one batch: the blocks that were encoded, those that a worker still holds, and the workers that died.
+Track files that are to be finished. No I/O.
 
 The tokens of a block stay with its worker until they are written. If the worker dies before, the batch is
 encoded again from the first block that is missing, and gives the same tokens.
 
-After three deaths the documents of the batch are encoded one by one (isolate_bad_document.py). From then on
-it matters how workers die (worker_death.py) on the document that was announced last:
+After three deaths the documents of the batch are encoded one by one (encode_batch.py). From then on
+it matters how workers die on the document that was announced last (`DeathKind`; how a process died is found
+out in local/pool.py):
 
 - crashed, or stuck: the document gets the other engine next; if that crashes a worker, too, the document is
   quarantined;
@@ -17,35 +19,60 @@ it matters how workers die (worker_death.py) on the document that was announced 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Generic, TypeVar
 
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors.worker_death import MAXIMUM_DEATHS, MAXIMUM_KILLS, Death, DeathKind
-from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Quarantined
+from fineweb_shards.executors.messages import (
+    FileOrder,
+    FileResult,
+    FileWork,
+    WorkOrder,
+    WriteOrder,
+    describe_work,
+)
+from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Quarantined
 
+MAXIMUM_DEATHS = 3  # of workers on one batch, before its documents are encoded one by one
+MAXIMUM_KILLS = 30  # from outside on one batch, without a block of it in between
 MAXIMUM_LOSSES = 30  # of workers with encoded blocks of one batch that they had not written
+Worker = TypeVar("Worker", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class WorkOrder:
-    """An order for a worker: encode this batch, in this way."""
+class DeathKind(Enum):
+    """The cause of a worker's death."""
 
-    batch: Batch
-    number: int = 0  # of the batch, in the order of the stream
-    first_block: int = 0  # the blocks before it are not needed any more
-    skip_digests: frozenset[str] = frozenset()  # SHA-256 of the texts of quarantined documents
-    one_by_one: bool = False  # encode one document at a time, because one of them crashes workers
-    use_fallback_for: frozenset[str] = frozenset()  # digests of documents for the other engine
+    CRASHED = "crashed by itself"
+    OUT_OF_MEMORY = "out of memory, because of its document or of other programs"
+    KILLED = "killed from outside"
+    STUCK = "killed by the watchdog because it did nothing"
 
 
-@dataclass(frozen=True)
-class WriteOrder:
-    """An order for the worker that holds a block's tokens: write them where they belong, then drop them."""
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How one worker died. `description` is a predicate, such as "was killed by signal 9"."""
 
-    batch: int
-    block: int
-    placements: tuple[Placement, ...] = ()
+    kind: DeathKind
+    description: str
+
+
+@dataclass
+class DeathCount:
+    """The deaths of workers on one piece of work that is not a document's."""
+
+    crashes: int = 0
+    kills: int = 0
+
+    def add(self, death: Death) -> bool:
+        """Count a death; return whether there were too many."""
+        if death.kind in (DeathKind.CRASHED, DeathKind.STUCK):
+            self.crashes += 1
+        else:
+            self.kills += 1
+        return self.crashes >= MAXIMUM_DEATHS or self.kills >= MAXIMUM_KILLS
 
 
 @dataclass
@@ -74,6 +101,7 @@ class Task:
     deaths: int = 0  # of workers on this batch
     alone: bool = False  # no other worker may have work while it is tried
     stuck: bool = False  # a worker got stuck while it read the batch
+    is_unreadable: bool = False  # workers keep dying while they read it, before they reach a document
     one_by_one: bool = False  # encode one document at a time
     abandoned: bool = False  # nobody needs its other blocks
     _kills: int = 0
@@ -83,18 +111,7 @@ class Task:
 
     @property
     def received(self) -> int:
-        """The number of blocks that were encoded, so far."""
         return len(self.lengths)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all blocks were output and written."""
-        return self.done and not self.blocks and not self.held
-
-    @property
-    def is_held_back(self) -> bool:
-        """Whether a block is held of which it is not known yet where it belongs."""
-        return any(held.order is None for held in self.held.values())
 
     def order(self, skip_digests: frozenset[str]) -> WorkOrder:
         """Return the order for the worker that gets this batch now. `skip_digests` are for the first order:
@@ -103,21 +120,9 @@ class Task:
         self.done = False
         if self.skip_digests is None:
             self.skip_digests = skip_digests
-        return WorkOrder(
-            self.batch,
-            self.number,
-            min(self.held, default=self.received),
-            self.skip_digests,
-            self.one_by_one,
-            frozenset(self._use_fallback_for),
-        )
-
-    def start_over(self) -> None:
-        """Forget all blocks, and that the batch was done. None of them was output."""
-        self.blocks.clear()
-        self.lengths.clear()
-        self.held.clear()
-        self.done, self.error, self.skip_digests = False, None, None
+        first_block = min(self.held, default=self.received)
+        fallbacks = frozenset(self._use_fallback_for)
+        return WorkOrder(self.batch, self.number, first_block, self.skip_digests, self.one_by_one, fallbacks)
 
     def fail(self, error: ShardError) -> None:
         """Note that the rest of the batch can't be done. The error comes in its turn, in place of blocks that
@@ -131,36 +136,17 @@ class Task:
             self.lengths.pop()
             self.blocks.pop()
 
-    def lose_tokens(self) -> None:
-        """Note that the worker that holds the tokens is gone."""
-        for held in self.held.values():
-            held.present = False
-
     def receive_block(self, index: int, block: EncodedBlock) -> WriteOrder | None:
-        """Keep a block until its turn; return the order to write it, if that is known already.
-
-        The worker has got past the document that it announced last.
-        """
+        """Keep a block until its turn; return the order to write it, if that is known already. The worker has
+        got past the document that it announced last."""
         self.trying = None
         self._kills = 0
         again = index < self.received
-        if again:
-            self._replace(index, block)
-        else:
+        waiting = index - (self.received - len(self.blocks))  # its place among those not yet output
+        if not again:
             self.lengths.append(len(block.tokens))
             self.blocks.append(block)
-        if not isinstance(block.tokens, HeldTokens):
-            return None
-        if again and index not in self.held:
-            return WriteOrder(self.number, index)  # it is written already
-        held = self.held.setdefault(index, HeldBlock())
-        held.present = True
-        return held.order
-
-    def _replace(self, index: int, block: EncodedBlock) -> None:
-        """Take a block that was encoded again in place of the lost one."""
-        waiting = index - (self.received - len(self.blocks))  # its place among those not yet output
-        if waiting >= 0:
+        elif waiting >= 0:
             self.blocks[waiting] = block
             self.lengths[index] = len(block.tokens)
         elif len(block.tokens) != self.lengths[index]:
@@ -169,14 +155,13 @@ class Task:
                 f"encoded again, and {self.lengths[index]:,} before.",
                 "Everything finished is kept; rerun the same command to resume.",
             )
-
-    def take_block(self) -> EncodedBlock:
-        """Return the next block, with the documents that were quarantined before it."""
-        block = self.blocks.popleft()
-        if self.quarantined:
-            block = replace(block, quarantined=(*self.quarantined, *block.quarantined))
-            self.quarantined = []
-        return block
+        if not isinstance(block.tokens, HeldTokens):
+            return None
+        if again and index not in self.held:
+            return WriteOrder(self.number, index)  # it is written already
+        held = self.held.setdefault(index, HeldBlock())
+        held.present = True
+        return held.order
 
     def note_death(self, death: Death) -> Quarantined | None:
         """Count a worker that died on this batch. Return the document to quarantine, if any."""
@@ -186,12 +171,15 @@ class Task:
         if not self.one_by_one:
             self.one_by_one = self.deaths >= MAXIMUM_DEATHS
         elif death.kind is DeathKind.KILLED:
-            self._note_kill(document, death)
+            self._kills += 1  # without a block in between
+            if self._kills >= MAXIMUM_KILLS:
+                raise self._killed_too_often(document, death)
         elif death.kind is DeathKind.OUT_OF_MEMORY and not self.alone:
             self.alone = True
         elif document is None:
             self._deaths_while_reading += 1
-            self.stuck = self.stuck or death.kind is DeathKind.STUCK
+            self.is_unreadable = self._deaths_while_reading >= MAXIMUM_DEATHS
+            self.stuck |= death.kind is DeathKind.STUCK
         elif document.sha256 not in self._use_fallback_for:
             self._use_fallback_for.add(document.sha256)  # the other engine tries it next
         else:
@@ -210,23 +198,74 @@ class Task:
                 "Find out what ends them; rerun the same command to resume.",
             )
 
-    def _note_kill(self, document: Quarantined | None, death: Death) -> None:
-        """Count a kill from outside; raise WorkerError after too many without a block in between."""
-        self._kills += 1
-        if self._kills < MAXIMUM_KILLS:
-            return
+    def _killed_too_often(self, document: Quarantined | None, death: Death) -> WorkerError:
         place = f"at position {self.batch.position}"
         if document is not None:
             row = f" in row {document.row:,}" if document.row is not None else ""
             place += f", each time at or before a document of {document.text_bytes:,} bytes{row}"
-        raise WorkerError(
+        return WorkerError(
             f"{self._kills} workers were killed from outside on one batch, {place}; "
             f"the last one {death.description}.",
             "No document was left out. Find out what kills them (a program, a scheduler, a memory limit: "
             "see --max-memory and --workers); rerun the same command to resume.",
         )
 
-    @property
-    def is_unreadable(self) -> bool:
-        """Whether workers keep dying while they read the batch, before they reach a document."""
-        return self._deaths_while_reading >= MAXIMUM_DEATHS
+
+@dataclass(eq=False)
+class FileTask:
+    """A file that is to be finished, and the deaths of workers that tried."""
+
+    number: int
+    work: FileWork | None
+    future: Future[Any] = field(default_factory=Future)
+    deaths: DeathCount = field(default_factory=DeathCount)
+    worker: Hashable | None = None  # that has it
+
+    def finish(self, result: FileResult) -> None:
+        if result.error is not None:
+            self.future.set_exception(result.error)
+        else:
+            self.future.set_result(result.sha256)
+
+    def note_death(self, death: Death) -> None:
+        """Count a worker that died; WorkerError after too many."""
+        if self.deaths.add(death):
+            raise WorkerError(
+                f"Workers die while they {describe_work(self.work)}: the last one {death.description}.",
+                "Everything finished is kept; rerun the same command to resume.",
+            )
+
+
+class FileTasks(Generic[Worker]):
+    """All file tasks that are not done, and the worker that has each of them."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, FileTask] = {}  # by number
+        self._count = 0
+
+    def add(self, work: FileWork) -> Future[Any]:
+        """Add a task that nobody has yet."""
+        task = self._tasks[self._count] = FileTask(self._count, work)
+        self._count += 1
+        return task.future
+
+    def give_out(self, workers: Iterable[Worker]) -> Iterator[tuple[Worker, FileOrder]]:
+        """Give every task that nobody has to the worker with the fewest."""
+        waiting = [task for task in self._tasks.values() if task.worker is None]
+        available = list(workers) if waiting else []
+        for task in waiting if available else []:
+            worker = task.worker = min(available, key=self.count)
+            yield worker, FileOrder(task.number, task.work)
+
+    def count(self, worker: Worker) -> int:
+        return sum(task.worker == worker for task in list(self._tasks.values()))  # the watchdog asks, too
+
+    def finish(self, result: FileResult) -> None:
+        self._tasks.pop(result.number).finish(result)
+
+    def remove_worker(self, worker: Worker, death: Death | None = None) -> None:
+        """Take back the tasks of a worker that is gone; if it died, that is counted."""
+        for task in [task for task in self._tasks.values() if task.worker == worker]:
+            task.worker = None
+            if death is not None:
+                task.note_death(death)

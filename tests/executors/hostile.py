@@ -135,4 +135,4 @@ class HostileSpec(WorkerSpec):
         retry.FIRST_WAIT_SECONDS = 0.01
         os.write, os.fsync = hostile_write, hostile_fsync  # type: ignore[assignment]
         shard_files.read_contents = hostile_read
-        return HostileWriter(self.shard_format, Disk(self.folder, self.max_outage_seconds, observer))
+        return HostileWriter(self.shard_format, Disk(self.store.folder, self.max_outage_seconds, observer))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fineweb_shards.executors.prefetch import (
+from fineweb_shards.executors.scheduled_executor import (
     FEWEST_BATCHES,
     FIRST_REMOTE_BATCHES,
     MOST_BATCHES,

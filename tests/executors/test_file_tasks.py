@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fineweb_shards.errors import DamageError, WorkerError
-from fineweb_shards.executors.file_tasks import FileOrder, FileResult, FileTasks
-from fineweb_shards.executors.worker_death import MAXIMUM_DEATHS, MAXIMUM_KILLS, Death, DeathKind
+from fineweb_shards.executors.messages import FileOrder, FileResult
+from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS, Death, DeathKind, FileTasks
 from fineweb_shards.store.store import Segment
 
 CRASH = Death(DeathKind.CRASHED, "was killed by signal 11")

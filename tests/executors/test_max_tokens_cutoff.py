@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fineweb_shards.executors.prefetch import MaxTokensCutoff
+from fineweb_shards.executors.scheduled_executor import MaxTokensCutoff
 
 
 class Missing:

@@ -18,7 +18,7 @@ import pytest
 
 import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError
-from fineweb_shards.executors.file_tasks import FileOrder, FileResult, StoredTokens
+from fineweb_shards.executors.messages import FileOrder, FileResult, StoredTokens, WorkOrder
 from fineweb_shards.executors.ray import worker
 from fineweb_shards.executors.ray.board import (
     EncodedBatch,
@@ -27,8 +27,7 @@ from fineweb_shards.executors.ray.board import (
     pack_vocabulary,
     unpacked,
 )
-from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.worker_death import DeathKind
+from fineweb_shards.executors.task import DeathKind
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.storage.place import BUCKET
 from fineweb_shards.store import cleanup, shard_files

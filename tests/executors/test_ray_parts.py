@@ -15,8 +15,9 @@ import pytest
 
 from fineweb_shards.errors import UsageError, WorkerError
 from fineweb_shards.executors.ray import cluster, file_tasks
-from fineweb_shards.executors.ray.cluster import LOST, Members, find_address, load_ray
-from fineweb_shards.executors.ray.unwritten import Attempt, Unwritten
+from fineweb_shards.executors.ray.cluster import LOST, find_address, load_ray
+from fineweb_shards.executors.ray.executor import RayExecutor
+from fineweb_shards.executors.ray.file_tasks import Attempt, Unwritten
 from fineweb_shards.executors.scheduled_executor import Waits
 from fineweb_shards.store.store import Segment
 from fineweb_shards.system.shell_commands import install_command
@@ -86,8 +87,8 @@ def test_a_file_task_that_died_goes_to_another_node(monkeypatch: pytest.MonkeyPa
     exceptions = SimpleNamespace(RayError=ZeroDivisionError)
     monkeypatch.setattr(file_tasks, "load_ray", lambda: SimpleNamespace(exceptions=exceptions))
     do = SimpleNamespace(remote=lambda *arguments: None)
-    processes = file_tasks.FileProcesses
-    monkeypatch.setattr(processes, "_start_process", lambda pool, node: SimpleNamespace(do=do))
+    processes = file_tasks.NodeTasks
+    monkeypatch.setattr(processes, "_start_process", lambda tasks, node: SimpleNamespace(do=do))
     ends: list[Callable[[Future[bytes]], None]] = []
     listener = Listener()
     tasks = file_tasks.NodeTasks(
@@ -100,7 +101,7 @@ def test_a_file_task_that_died_goes_to_another_node(monkeypatch: pytest.MonkeyPa
         waits=Waits(listener),
     )
     segment = Segment(Path("a.tmp"), 0, "a", "train", 0, 6, 3, 0, whole=True)
-    tasks.processes.set_nodes(["gone", "there"])
+    tasks.set_nodes(["gone", "there"])
     for number in range(4):
         tasks.add(number, segment)
     assert nodes_of(tasks) == {0: "gone", 1: "there", 2: "gone", 3: "there"}
@@ -111,7 +112,7 @@ def test_a_file_task_that_died_goes_to_another_node(monkeypatch: pytest.MonkeyPa
     tasks.start_all()
     assert nodes_of(tasks) == dict.fromkeys(range(4), "there")
     assert [event.loud for event in listener.events] == [True, False]
-    tasks.processes.set_nodes(["gone"])
+    tasks.set_nodes(["gone"])
     tasks.add(4, segment)
     assert nodes_of(tasks)[4] == "gone"
 
@@ -121,15 +122,19 @@ def nodes_of(tasks: file_tasks.NodeTasks) -> dict[int, str]:
     return {number: task.node for number, task in tasks._tasks.items() if task.running}
 
 
-def test_a_change_of_nodes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_nodes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the singular, where one is left."""
-    monkeypatch.setattr("fineweb_shards.executors.ray.cluster._LOOK_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("fineweb_shards.executors.ray.executor._LOOK_EVERY_SECONDS", 0.0)
     left = [cluster.Node(name, 1, 0) for name in ("a", "b")]
     listener = Listener()
-    members = Members(SimpleNamespace(nodes=lambda: list(left)), 1, None, listener)
-    members.look()
+    spec = runs.spec_of(runs.job_of(tmp_path / "out", write_jsonl(tmp_path / "a.jsonl", ["one"])).source)
+    nodes = SimpleNamespace(nodes=lambda: list(left))
+    executor = RayExecutor(spec, nodes, out="", shared_folder=True, window_bytes=1, observer=listener)
+    executor._look_at_nodes()
+    assert (executor.nodes, executor.workers) == (2, 2)
     left.pop()
-    members.look()
+    executor._look_at_nodes()
+    assert (executor.nodes, executor.workers) == (1, 1)
     assert listener.texts("nodes") == ["1 node of Ray; before: 2"]
 
 

@@ -14,7 +14,7 @@ import pytest
 import fineweb_shards
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors import task
-from fineweb_shards.executors.local import watchdog, worker
+from fineweb_shards.executors.local import pool, worker
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.reading import verify
 from fineweb_shards.sources.source import Parts
@@ -37,8 +37,7 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 # lock in tests/store/test_bucket_lock.py, for waits before a run in tests/watching/test_status.py. Of a
 # worker's actions, `write_blocks` and `finish_files` are in test_unwritten.py.
 INVENTORY = {
-    "executors/prefetch.py": 1,
-    "executors/local/watchdog.py": 1,
+    "executors/local/pool.py": 1,
     "executors/local/worker.py": 1,
     "storage/streams.py": 1,
     "store/bucket_work_folder.py": 1,
@@ -140,10 +139,10 @@ def test_a_listing_that_ends_without_a_word_ends_the_run(
 ) -> None:
     """Even if the thread can't say that it has failed."""
 
-    def refuse(self: object, item: object) -> None:
+    def refuse(self: object) -> None:
         raise SystemExit  # threads pass over it in silence
 
-    monkeypatch.setattr("fineweb_shards.executors.prefetch.Producer._put", refuse)
+    monkeypatch.setattr("fineweb_shards.executors.scheduled_executor.Producer._run", refuse)
     with pytest.raises(ShardError, match="listing"):
         encode(source, source.batches(runs.START))
 
@@ -204,8 +203,8 @@ def test_a_watch_that_fails_is_told_and_goes_on(source: Parts, monkeypatch: pyte
         looked.set()
         raise SystemExit
 
-    monkeypatch.setattr(watchdog, "LOOK_EVERY_SECONDS", 0.001)
-    monkeypatch.setattr(watchdog, "process_life", fail)
+    monkeypatch.setattr(pool, "WATCH_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(pool, "process_life", fail)
 
     def patient() -> Iterator[Batch]:
         for number, batch in enumerate(source.batches(runs.START)):

@@ -216,7 +216,7 @@ def test_a_thread_that_fails_for_good_ends_the_run(
 ) -> None:
     """The thread that writes, or finishes files, is gone: its worker ends, and after some tries the run."""
     monkeypatch.setattr(task, "MAXIMUM_LOSSES", 2)
-    monkeypatch.setattr("fineweb_shards.executors.worker_death.MAXIMUM_DEATHS", 2)
+    monkeypatch.setattr(task, "MAXIMUM_DEATHS", 2)
     faults = hostile.plan(tmp_path / "faults", f"{point}@0=lasting-exit")
     monkeypatch.setenv(hostile.FAULTS, str(faults))
     sentence = {"encoded": "2 workers died before they had written", "seal": "Workers die while they seal"}

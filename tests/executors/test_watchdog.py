@@ -12,9 +12,9 @@ import pytest
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors import task
-from fineweb_shards.executors.local import watchdog
+from fineweb_shards.executors.local import pool
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.executors.local.watchdog import ENDLESS_SECONDS, STUCK_SECONDS, Watchdog, WorkerActivity
+from fineweb_shards.executors.local.pool import ENDLESS_SECONDS, STUCK_SECONDS, Watchdog, WorkerActivity
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.system.machine import process_life
 from fineweb_shards.system.memory_guard import MemoryGuard
@@ -79,7 +79,7 @@ class _Sleeper:
 @pytest.mark.parametrize("asleep", [False, True])
 def test_time_in_which_nobody_looked_does_not_count(asleep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that was asleep, or a group that was stopped and goes on, wakes up without an accusation."""
-    monkeypatch.setattr(watchdog, "process_life", lambda pid: ("S", 1.0))
+    monkeypatch.setattr(pool, "process_life", lambda pid: ("S", 1.0))
     clock, sleeper = FakeClock(), _Sleeper()
     dog = Watchdog(lambda: [sleeper], Observer(), clock)  # type: ignore[list-item]
     for _ in range(20):
@@ -105,9 +105,9 @@ def accuse_only(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
         seen = process_life(pid)
         return ("S", 0.0) if seen is not None and seen[0] == state else ("R", 0.0)
 
-    monkeypatch.setattr(watchdog, "process_life", life)
-    monkeypatch.setattr(watchdog, "STUCK_SECONDS", 0.01)
-    monkeypatch.setattr(watchdog, "LOOK_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "process_life", life)
+    monkeypatch.setattr(pool, "STUCK_SECONDS", 0.01)
+    monkeypatch.setattr(pool, "WATCH_EVERY_SECONDS", 0.05)
 
 
 @pytest.mark.full
@@ -146,9 +146,9 @@ def test_a_reader_that_sleeps_for_ever_ends_the_run(
     def life(pid: int) -> tuple[str, float]:
         return ("S" if (asleep / str(pid)).exists() else "R"), 0.0
 
-    monkeypatch.setattr(watchdog, "process_life", life)
-    monkeypatch.setattr(watchdog, "STUCK_SECONDS", 0.01)
-    monkeypatch.setattr(watchdog, "LOOK_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "process_life", life)
+    monkeypatch.setattr(pool, "STUCK_SECONDS", 0.01)
+    monkeypatch.setattr(pool, "WATCH_EVERY_SECONDS", 0.05)
     monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
     spec = runs.spec_of(source)
     with (

@@ -18,7 +18,7 @@ from fineweb_shards.commands import build as build_module
 from fineweb_shards.commands import main as cli
 from fineweb_shards.errors import ChangedError, NetworkError, OutputError
 from fineweb_shards.events import Observer
-from fineweb_shards.executors.local import watchdog
+from fineweb_shards.executors.local import pool
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.run import plan
 from fineweb_shards.store.cleanup import start_over
@@ -397,7 +397,7 @@ def test_a_worker_that_waits_for_the_bucket_is_not_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The watchdog ends workers that do nothing, and waiting in an upload is told."""
-    monkeypatch.setattr(watchdog, "STUCK_SECONDS", 6.0)
+    monkeypatch.setattr(pool, "STUCK_SECONDS", 6.0)
     monkeypatch.setattr(build_module, "apply_priority", lambda priority: None)
     door.faults = [Fault("PUT", "train_000001", status=503, code="SlowDown", times=10_000)]
     ended = threading.Timer(25.0, door.faults.clear)

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fineweb_shards.executors.isolate_bad_document import digest_of, encode_one_by_one
+from fineweb_shards.executors.encode_batch import digest_of, encode_one_by_one
 from fineweb_shards.executors.local.worker import Outbox
-from fineweb_shards.executors.messages import Encoded
-from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.executors.messages import Encoded, WorkOrder
 from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.texts import Texts

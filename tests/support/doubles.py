@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor, InProcessPlane, Result, completed
 from fineweb_shards.executors.encode_batch import encode_batch
-from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.executors.messages import WorkOrder
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment

@@ -45,7 +45,7 @@ class InlineWorkers(InlineExecutor):
         quarantined: Iterable[object] = (),
         observer: Observer | None = None,
     ) -> None:
-        disk = Disk(spec.folder, spec.max_outage_seconds, observer or Observer())
+        disk = Disk(spec.store.folder, spec.max_outage_seconds, observer or Observer())
         plane = AtOncePlane(spec.store, spec.shard_format, disk)
         super().__init__(spec.source.reopened(observer), _encoder_of(spec), plane)  # as a worker does
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from fineweb_shards.executors.local.worker import receive_order, send_order
-from fineweb_shards.executors.task import WorkOrder
+from fineweb_shards.executors.messages import WorkOrder
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import Batch
 

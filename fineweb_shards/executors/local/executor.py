@@ -17,32 +17,17 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from multiprocessing import Pipe
-from typing import Any, Self
+from typing import Any
 
 from fineweb_shards.events import Event, Observer
+from fineweb_shards.executors import messages
 from fineweb_shards.executors.base import write_at_once
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.file_tasks import FileResult, FileTasks, FileWork
-from fineweb_shards.executors.local.pool import WorkerPool, WorkerProcess
-from fineweb_shards.executors.local.watchdog import Watchdog
+from fineweb_shards.executors.local.pool import Watchdog, WorkerPool, WorkerProcess, died_early
 from fineweb_shards.executors.local.worker import Order, send_order
-from fineweb_shards.executors.messages import (
-    Alive,
-    Broken,
-    Done,
-    Encoded,
-    Failed,
-    Message,
-    Ready,
-    Trying,
-    Waiting,
-    Written,
-)
-from fineweb_shards.executors.prefetch import AdaptivePrefetch
-from fineweb_shards.executors.scheduled_executor import ScheduledExecutor
-from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.store.sidecars import FinishedFile
-from fineweb_shards.store.store import Segment
+from fineweb_shards.executors.messages import FileResult, FileWork, WorkOrder
+from fineweb_shards.executors.scheduled_executor import AdaptivePrefetch, ScheduledExecutor
+from fineweb_shards.executors.task import DeathCount, FileTasks
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
 from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
 
@@ -63,8 +48,10 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._prefetch = AdaptivePrefetch(workers, is_remote=spec.source.is_remote)
         super().__init__(spec, window_bytes, self._prefetch.batches, quarantined, observer)
         self._count = workers
+        self._ahead = 2 * workers
         self._guard = guard
         self._pool = WorkerPool(spec, guard, self._observer)
+        self._workers = self._pool.workers
         self._watchdog = Watchdog(self._get_watched, self._observer)
         self._listening = False  # the executor waits for messages; False: the caller is busy
         self._blocked_by: WorkerProcess | None = None  # ... or for one worker, in the middle of a message
@@ -73,17 +60,12 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._wakeup, self._wakeup_sender = Pipe(duplex=False)  # has a byte for each batch that is listed
         self._pool.mailbox.add(self._wakeup)
 
-    def __enter__(self) -> Self:
-        try:
-            self._pool.fill(self._count)
-            self._watchdog.__enter__()
-        except BaseException:  # interrupted: the workers that were started are ended
-            self.__exit__()
-            raise
-        return self
+    def _start(self) -> None:
+        self._pool.fill(self._count)
+        self._watchdog.start()
 
     def __exit__(self, *exception: object) -> None:
-        self._watchdog.__exit__()
+        self._watchdog.stop()
         self._pool.stop()
         self._writer.close()
 
@@ -99,16 +81,8 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def peak_bytes(self) -> int:
         return self._guard.peak_bytes
 
-    @property
-    def _ahead(self) -> int:
-        return 2 * self._count
-
     def _wake(self) -> None:
         self._wakeup_sender.send_bytes(b"!")
-
-    @property
-    def _workers(self) -> list[WorkerProcess]:
-        return self._pool.workers
 
     def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
         if not isinstance(tokens, HeldTokens):
@@ -118,16 +92,14 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
             self._send(worker, order)
         return futures
 
-    def seal(self, segment: Segment) -> Future[str]:
-        return self._add_file_task(segment)
-
-    def write_sidecars(self, file: FinishedFile) -> Future[None]:
-        return self._add_file_task(file)
-
-    def _add_file_task(self, work: FileWork) -> Future[Any]:
+    def _finish_file(self, work: FileWork) -> Future[Any]:
         future = self._files.add(work)
         self._give_out_file_tasks()
         return future
+
+    def _give_out_file_tasks(self) -> None:
+        for worker, order in self._files.give_out(worker for worker in self._workers if worker.ready):
+            self._send(worker, order)
 
     def _give_out(self) -> None:
         """End workers as the memory guard says, replace those that are gone if memory allows it, and give out
@@ -138,25 +110,18 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
 
         for worker in self._pool.apply_memory_advice(is_needed):
             self._end(worker)
-        self._pool.fill(1 if self._schedule.tries_alone else self._count)
-        self._give_out_file_tasks()
-        self._give_out_batches()
-
-    def _give_out_file_tasks(self) -> None:
-        for worker, order in self._files.give_out(worker for worker in self._workers if worker.ready):
-            self._send(worker, order)
-
-    def _give_out_batches(self) -> None:
-        """Give batches to all workers that may have more."""
         schedule = self._schedule
-        while not self._pool.paused and (schedule.has_pending or schedule.needs_batch):
-            worker = schedule.least_busy(self._pool.available)
-            if worker is None or not (schedule.has_pending or self._take_batch()):
+        self._pool.fill(1 if schedule.tries_alone else self._count)
+        self._give_out_file_tasks()
+        while not self._pool.paused and (schedule.next_pending is not None or schedule.needs_batch):
+            available = (worker for worker in self._workers if worker.ready and not worker.leaving)
+            least_busy = schedule.least_busy(available)
+            if least_busy is None or (schedule.next_pending is None and not self._take_batch()):
                 return
-            order = schedule.give_next(worker)
+            order = schedule.give_next(least_busy)
             if order is None:
                 return
-            self._send(worker, order)
+            self._send(least_busy, order)
 
     def _send(self, worker: WorkerProcess, order: Order) -> None:
         if isinstance(order, WorkOrder) and order.one_by_one:
@@ -180,7 +145,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         for waitable in happened:
             worker = self._pool.senders.get(waitable)
             if waitable is self._wakeup:
-                self._wakeup.recv_bytes()  # the batch itself is taken by _give_out_batches
+                self._wakeup.recv_bytes()  # the batch itself is taken by `_give_out`
             elif worker is None:
                 continue  # it was ended because of an earlier event
             elif waitable is worker.pipe:
@@ -203,7 +168,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def _receive(self, worker: WorkerProcess) -> None:
         self._blocked_by = worker  # `recv` blocks if the worker stops in the middle of a message
         try:
-            message: Message = worker.pipe.recv()
+            message: messages.Message = worker.pipe.recv()
         except (EOFError, OSError):
             self._handle_death(worker)
             return
@@ -214,47 +179,46 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
             self._blocked_by = None
         worker.messages += 1
         match message:
-            case Encoded():
+            case messages.Encoded():
                 order = self._schedule.receive_block(worker, message.index, message.block)
                 if order is not None:
                     self._send(worker, order)
-            case Written():
-                batch, block = message.batch, message.block
+            case messages.Written():
                 if message.placements:
-                    self._schedule.note_written(batch, block)
+                    self._schedule.note_written(message.batch, message.block)
                 if message.dropped:
-                    self._schedule.note_dropped(worker, batch, block)
-            case Done():
+                    self._schedule.note_dropped(worker, message.batch, message.block)
+            case messages.Done():
                 self._schedule.finish(worker)
                 self._observer.add_fetched(message.fetched_bytes)
                 self._prefetch.note_batch(message.fetched_bytes, message.waited_seconds, time.monotonic())
                 self._schedule.queued_batches = self._prefetch.batches
             case FileResult():
                 self._files.finish(message)
-            case Failed():
+            case messages.Failed():
                 if not worker.ready:
                     raise message.error
                 self._schedule.finish(worker, message.error)
-            case Broken():
+            case messages.Broken():
                 self._schedule.fail_write(message.batch, message.block, message.error)
                 raise message.error
-            case Trying():
+            case messages.Trying():
                 self._schedule.announce(worker, message.document)
-            case Ready():
+            case messages.Ready():
                 worker.ready = True
-                self._pool.note_ready()
-            case Waiting():
+                self._pool.early_deaths = DeathCount()
+            case messages.Waiting():
                 self._waits.note(worker, message.cause, message.reason)
             case Event():
                 self._observer.tell(message)
-            case Alive():
+            case messages.Alive():
                 pass
 
     def _handle_death(self, worker: WorkerProcess) -> None:
         """Report a dead worker and take back its work. `_give_out` starts its replacement."""
         death = worker.explain_end()
-        if not worker.ready:
-            self._pool.note_early_death(death)
+        if not worker.ready and self._pool.early_deaths.add(death):
+            raise died_early(death)
         self._observer.tell(Event("worker", f"worker {worker.pid} {death.description}; replaced"))
         try:
             self._files.remove_worker(worker, death)

@@ -1,6 +1,18 @@
-"""Keep the worker processes of a run: start them, listen to them, find out how they died, and end them.
+"""Keep the worker processes of a run: start, listen to, watch and end them, and find out how they died.
 
 What they work on is decided in schedule.py.
+
+How a worker died decides whether the document that it worked on is suspected (task.py). A signal that a
+process causes itself (SIGSEGV, SIGABRT …), or an exit code, is a crash. SIGKILL and all other signals come
+from outside: from a person, a scheduler, or the kernel's OOM killer. The kernel counts its OOM kills, which
+tells them from the others.
+
+The watchdog kills workers that have work and do nothing, such as deadlocked or stopped ones. They are then
+handled like all dead workers. It has a thread of its own, because the executor itself may be blocked by such
+a worker, in the middle of a message. A worker is fine as long as it sends messages or uses processor time,
+waits for the network (it reports that), for a disk or for a core (the kernel reports that), or while the
+executor does not receive from it. Time in which the watchdog did not run does not count: the machine was
+suspended, or the whole run was stopped.
 """
 
 from __future__ import annotations
@@ -13,25 +25,41 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from multiprocessing import connection, resource_tracker
 
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.local.worker import run_worker
-from fineweb_shards.executors.worker_death import Death, DeathCount, DeathKind, explain_exit
+from fineweb_shards.executors.local.worker import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE, run_worker
+from fineweb_shards.executors.task import Death, DeathCount, DeathKind
 from fineweb_shards.system.background import in_background
-from fineweb_shards.system.machine import environment, oom_kills
+from fineweb_shards.system.machine import environment, oom_kills, process_life
 from fineweb_shards.system.memory_guard import Advice, MemoryGuard
-from fineweb_shards.units import show_bytes
+from fineweb_shards.system.retry import Clock
+from fineweb_shards.units import show_bytes, show_seconds
 
 Waitable = connection.Connection | int  # a pipe, or the sentinel of a process
 # Workers do no linear algebra. NumPy would start a thread for every core in every worker, and they spin for a
 # while: 20 ms of processor time on two cores. Only set while a worker starts: a command that runs after the
 # build is none of our business.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+
+_OWN_SIGNALS = {
+    getattr(signal, name, None)
+    for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS", "SIGXCPU")
+}
+
+WATCH_EVERY_SECONDS = 1.0
+# No message, and almost no processor time used.
+STUCK_SECONDS = 600.0
+_NEGLIGIBLE_SECONDS = 0.1
+# No message for this much processor time: a thousand times what a batch takes. If the processor time is not
+# known, wall time counts.
+ENDLESS_SECONDS = 3600.0
+# States of a process that waits for a disk (D), runs or waits for a core (R), or is being debugged (t).
+_ACTIVE_STATES = "DRt"
 
 
 class WorkerProcess:
@@ -52,19 +80,12 @@ class WorkerProcess:
         with _signals_blocked(), environment(_ONE_THREAD):
             self._process.start()
         worker_pipe.close()
+        self.pid = self._process.pid or 0
+        self.sentinel = self._process.sentinel  # becomes ready when the process has ended
         # Not as an argument, and not in this thread: thousands of files don't fit into a pipe, so that each
         # start would wait until the process before it reads, a second later. No order can overtake it: orders
         # wait until the worker is ready.
         self._handover = in_background(lambda: self.pipe.send_bytes(spec))
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid or 0
-
-    @property
-    def sentinel(self) -> int:
-        """A handle for `connection.wait` that becomes ready when the process has ended."""
-        return self._process.sentinel
 
     def kill(self) -> None:
         """Send SIGKILL, without waiting for the end."""
@@ -77,10 +98,8 @@ class WorkerProcess:
         self.pipe.close()
 
     def kill_stuck(self, reason: str, *, stopped: bool) -> None:
-        """Kill the process because it does nothing any more. May be called from any thread.
-
-        `stopped` says that it was stopped from outside (SIGSTOP): then its document is not suspected.
-        """
+        """Kill the process because it does nothing any more. May be called from any thread. `stopped` says
+        that it was stopped from outside (SIGSTOP): then its document is not suspected."""
         self._killed_as = Death(DeathKind.KILLED if stopped else DeathKind.STUCK, f"{reason} and was killed")
         self._process.kill()
 
@@ -93,15 +112,24 @@ class WorkerProcess:
         self._process.join()
         if self._killed_as is not None:
             return self._killed_as
-        return explain_exit(self._process.exitcode, oom_killed=oom_kills() > self._oom_kills_before)
+        code = self._process.exitcode
+        if code == OUT_OF_MEMORY_EXIT_CODE:
+            return Death(DeathKind.OUT_OF_MEMORY, "ran out of memory")
+        if code == THREAD_FAILED_EXIT_CODE:
+            return Death(DeathKind.CRASHED, "ended because one of its threads failed")
+        if code is None or code >= 0:
+            return Death(DeathKind.CRASHED, f"ended with exit code {code}")
+        if -code == getattr(signal, "SIGKILL", None) and oom_kills() > self._oom_kills_before:
+            return Death(DeathKind.OUT_OF_MEMORY, "was killed by the kernel, which was out of memory")
+        kind = DeathKind.CRASHED if -code in _OWN_SIGNALS else DeathKind.KILLED
+        return Death(kind, f"was killed by signal {-code}")
 
 
 class Mailbox:
     """Everything that is listened to: messages and deaths of workers, and other wake-ups.
-
     `multiprocessing.connection.wait` registers every pipe again at each call; with 64 workers that takes
-    longer than handling the message. Where the operating system has a better way, pipes are registered once.
-    """
+    longer than handling the message. Where the operating system has a better way, pipes are registered
+    once."""
 
     def __init__(self) -> None:
         self._waitables: list[Waitable] = []
@@ -109,7 +137,6 @@ class Mailbox:
         self._selector = selectors.DefaultSelector() if sys.platform != "win32" else None
 
     def add(self, *waitables: Waitable) -> None:
-        """Listen to pipes and processes."""
         for waitable in waitables:
             self._waitables.append(waitable)
             if self._selector is not None:
@@ -123,7 +150,6 @@ class Mailbox:
                 self._selector.unregister(waitable)
 
     def wait(self, timeout_seconds: float) -> Iterable[object]:
-        """Return what is ready, after the time limit perhaps nothing."""
         if self._selector is None:
             return connection.wait(self._waitables, timeout_seconds)
         return [key.fileobj for key, _ in self._selector.select(timeout_seconds)]
@@ -144,7 +170,7 @@ class WorkerPool:
         self._observer = observer
         self._spec = pickle.dumps(spec)  # once for all workers
         self._guard = guard
-        self._early_deaths = DeathCount()
+        self.early_deaths = DeathCount()  # in a row, of workers that were not ready yet
 
     def fill(self, count: int) -> None:
         """Start workers until there are `count`, unless memory is short."""
@@ -163,24 +189,15 @@ class WorkerPool:
         self.workers.remove(worker)
 
     def stop(self) -> None:
-        """Kill all workers, and wait until they have ended."""
         for worker in self.workers:
             worker.kill()
         for worker in self.workers:
             worker.join()
         self.mailbox.close()
 
-    @property
-    def available(self) -> list[WorkerProcess]:
-        """The workers that may be given work."""
-        return [worker for worker in self.workers if worker.ready and not worker.leaving]
-
     def apply_memory_advice(self, is_needed: Callable[[WorkerProcess], bool]) -> Iterator[WorkerProcess]:
-        """Pause or continue as the memory guard says; yield the workers that the caller has to end.
-
-        A worker that has grown beyond its share gets no more batches, and is yielded once nothing of it is
-        needed.
-        """
+        """Pause or continue as the memory guard says; yield the workers that the caller has to end. A worker
+        that has grown beyond its share gets no more batches, and is yielded once nothing of it is needed."""
         was_paused = self.paused
         advice = self._guard.look([worker.pid for worker in self.workers])
         self.paused = self._guard.shortage is not None
@@ -189,24 +206,14 @@ class WorkerPool:
             self._observer.set_wait("memory", f"paused for memory since {since}: {self._guard.shortage}")
         elif was_paused and not self.paused:
             self._observer.set_wait("memory", None)
-        if advice is Advice.RETIRE:
-            yield self._retire(self._largest(), "memory stays short")
-        elif advice is Advice.RENEW:
-            self._largest().leaving = True
+        if advice is not None:
+            largest = max(self.workers, key=lambda worker: self._guard.size_bytes(worker.pid))
+            if advice is Advice.RETIRE:
+                yield self._retire(largest, "memory stays short")
+            else:
+                largest.leaving = True
         for worker in [one for one in self.workers if one.leaving and not is_needed(one)]:
             yield self._retire(worker, "it had grown beyond its share of the memory budget")
-
-    def note_ready(self) -> None:
-        """Reset the count of early deaths, because a worker has started successfully."""
-        self._early_deaths = DeathCount()
-
-    def note_early_death(self, death: Death) -> None:
-        """Count a worker that died before it was ready; raise WorkerError after several in a row."""
-        if self._early_deaths.add(death):
-            raise WorkerError(f"Workers die before they are ready: the last one {death.description}.")
-
-    def _largest(self) -> WorkerProcess:
-        return max(self.workers, key=lambda worker: self._guard.size_bytes(worker.pid))
 
     def _retire(self, worker: WorkerProcess, why: str) -> WorkerProcess:
         """Report that a worker is ended because of memory, and return it."""
@@ -215,15 +222,103 @@ class WorkerPool:
         return worker
 
 
+def died_early(death: Death) -> WorkerError:
+    """Return the error for workers that die before they are ready; `death` is the last one's."""
+    return WorkerError(f"Workers die before they are ready: the last one {death.description}.")
+
+
+class WorkerActivity:
+    """Measures for how long one worker has sent no message, and has used no processor time."""
+
+    def __init__(self) -> None:
+        self._messages = -1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._idle_seconds = self._silent_seconds = 0.0
+        self._idle_from: float | None = None
+        self._silent_from: float | None = None
+
+    def look(self, messages: int, life: tuple[str, float] | None, passed_seconds: float) -> str | None:
+        """Return what is wrong with the worker, or None. `life` is its state and processor time, if known."""
+        if messages != self._messages:
+            self._messages = messages
+            self._begin()
+        self._silent_seconds += passed_seconds
+        if life is None:
+            return self._judge_silence(self._silent_seconds)
+        state, used = life
+        if self._silent_from is None or self._idle_from is None:
+            self._silent_from = self._idle_from = used
+        if state in _ACTIVE_STATES or used - self._idle_from > _NEGLIGIBLE_SECONDS:
+            self._idle_seconds, self._idle_from = 0.0, used
+        else:
+            self._idle_seconds += passed_seconds
+        if self._idle_seconds >= STUCK_SECONDS:
+            stopped = " (it is stopped)" if state == "T" else ""
+            return f"did nothing for {show_seconds(self._idle_seconds)}{stopped}"
+        return self._judge_silence(used - self._silent_from)
+
+    def _judge_silence(self, seconds: float) -> str | None:
+        is_endless = seconds >= ENDLESS_SECONDS
+        return f"worked on one piece of text for {show_seconds(seconds)}" if is_endless else None
+
+
+class Watchdog:
+    """Watches workers from `start` to `stop`. `get_watched` returns those that should respond now."""
+
+    def __init__(
+        self,
+        get_watched: Callable[[], Sequence[WorkerProcess]],
+        observer: Observer,
+        clock: Clock | None = None,
+    ) -> None:
+        self._observer = observer
+        self._get_watched = get_watched
+        self._clock = clock or Clock()
+        self._activities: dict[WorkerProcess, WorkerActivity] = {}
+        self._last_look = self._clock.now()
+        self._reported: set[str] = set()  # errors of the watchdog itself
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(WATCH_EVERY_SECONDS):
+            try:
+                self.look()
+            except BaseException as error:  # reported once; the next look may succeed
+                failure = f"the watchdog of the workers failed: {type(error).__name__}: {error}"
+                if failure not in self._reported:
+                    self._reported.add(failure)
+                    self._observer.tell(Event("worker", failure))
+
+    def look(self) -> None:
+        """Check each watched worker once, and kill those that do nothing."""
+        now = self._clock.now()
+        passed = min(now - self._last_look, 2 * WATCH_EVERY_SECONDS)
+        self._last_look = now
+        known = self._activities
+        self._activities = {one: known.get(one) or WorkerActivity() for one in self._get_watched()}
+        for worker, activity in self._activities.items():
+            life = process_life(worker.pid)
+            reason = activity.look(worker.messages, life, passed)
+            if reason is not None:
+                worker.kill_stuck(reason, stopped=life is not None and life[0] == "T")
+
+
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block SIGINT, SIGHUP and SIGTERM while a process is started, for the process and for the parent.
-
-    Ctrl-C and a closed terminal signal the whole process group, but the parent decides what to do. The
-    process inherits the mask, so that not even the start of its Python is interrupted; later it unblocks
-    SIGTERM. The parent gets its signals afterwards: in the middle of the start they would leave a child that
-    has only half of its data, and prints a traceback.
-    """
+    """Block SIGINT, SIGHUP and SIGTERM while a process is started, for the process and for the parent. Ctrl-C
+    and a closed terminal signal the whole process group, but the parent decides what to do. The process
+    inherits the mask, so that not even the start of its Python is interrupted; later it unblocks SIGTERM. The
+    parent gets its signals afterwards: in the middle of the start they would leave a child that has only half
+    of its data, and prints a traceback."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows: the worker ignores SIGINT a little later
         yield
         return

@@ -19,30 +19,23 @@ from multiprocessing import connection, parent_process, reduction
 
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event
-from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch, hold_tokens, unexpected_error
-from fineweb_shards.executors.file_tasks import FileOrder, FileResult, FileWork, try_order
+from fineweb_shards.executors import messages
+from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
 from fineweb_shards.executors.messages import (
-    Alive,
-    Broken,
-    Encoded,
-    Failed,
+    FileOrder,
     Message,
-    Ready,
-    Trying,
     WorkerObserver,
-    Written,
+    WorkOrder,
+    WriteOrder,
 )
-from fineweb_shards.executors.prefetch import Prefetcher
-from fineweb_shards.executors.task import WorkOrder, WriteOrder
-from fineweb_shards.executors.worker_death import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE
-from fineweb_shards.sources.source import Parts
-from fineweb_shards.store.shard_files import TokenWriter
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.system.shared_memory import SharedBytes
-from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.types import Quarantined, Tokens
 
 Order = WorkOrder | WriteOrder | FileOrder  # to a worker
+# Exit codes of workers that end themselves.
+OUT_OF_MEMORY_EXIT_CODE = 112  # it is not known which document needed too much
+THREAD_FAILED_EXIT_CODE = 113  # without that thread it might never answer
 _ALIVE_EVERY_SECONDS = 60.0
 
 
@@ -54,7 +47,6 @@ def send_order(pipe: connection.Connection, order: Order, worker_pid: int) -> No
 
 
 def receive_order(pipe: connection.Connection) -> Order:
-    """Receive an order in a worker."""
     order: Order = pipe.recv()
     if (shared := _shared_bytes(order)) is not None:
         shared.attach(reduction.recv_handle(pipe))
@@ -86,7 +78,7 @@ class Outbox(WorkerObserver):
         now = time.monotonic()
         if now - self._last_alive > _ALIVE_EVERY_SECONDS:
             self._last_alive = now
-            self.send(Alive())
+            self.send(messages.Alive())
 
 
 def run_worker(pipe: connection.Connection) -> None:
@@ -103,37 +95,28 @@ def run_worker(pipe: connection.Connection) -> None:
     offer_to_oom_killer()
     outbox = Outbox(pipe)
     _start_thread(outbox, die_with_parent)
-    source = spec.source.reopened(outbox)
     try:
-        encoder = spec.make_encoder()
+        worker = Worker(pipe, spec, outbox)
     except ShardError as error:
-        outbox.send(Failed(error))
+        outbox.send(messages.Failed(error))
         return
-    worker = Worker(pipe, spec, source, encoder, outbox)
     for action in (worker.receive_orders, worker.write_blocks, worker.finish_files):
         _start_thread(outbox, action)
-    outbox.send(Ready())
+    outbox.send(messages.Ready())
     worker.encode_batches()
 
 
 class Worker:
     """The work of one process: a method for each thread, with queues between them."""
 
-    def __init__(
-        self,
-        pipe: connection.Connection,
-        spec: WorkerSpec,
-        source: Parts,
-        encoder: Encoder | TokenJoiner,
-        outbox: Outbox,
-    ) -> None:
+    def __init__(self, pipe: connection.Connection, spec: WorkerSpec, outbox: Outbox) -> None:
         self._pipe = pipe
         self._spec = spec
-        self._source = source
-        self._prefetcher = Prefetcher(source, outbox)
-        self._encoder = encoder
         self._outbox = outbox
-        self._writer: TokenWriter = spec.make_writer(outbox)
+        self._source = spec.source.reopened(outbox)
+        self._prefetcher = Prefetcher(self._source, outbox)
+        self._encoder = spec.make_encoder()
+        self._writer = spec.make_writer(outbox)
         self._tokens: dict[tuple[int, int], Tokens] = {}  # by batch and block: encoded, not yet written
         self._batches: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[WriteOrder] = queue.SimpleQueue()
@@ -159,75 +142,76 @@ class Worker:
 
     def encode_batches(self) -> None:
         """Encode batches, tell the parent of their blocks, and hold the tokens."""
+
+        def announce(document: Quarantined) -> None:
+            self._outbox.send(messages.Trying(document))
+
         while (order := self._batches.get()) is not None:
             try:
-                for index, block in encode_batch(self._source, self._encoder, order, self._announce):
+                for index, block in encode_batch(self._source, self._encoder, order, announce):
                     if self._spec.holds_tokens:
                         block, tokens = hold_tokens(order, index, block)
                         if tokens is not None:
                             self._tokens[order.number, index] = tokens
-                    self._outbox.send(Encoded(index, block))
+                    self._outbox.send(messages.Encoded(index, block))
                 self._outbox.send(self._outbox.take_done())
             except MemoryError:
                 os._exit(OUT_OF_MEMORY_EXIT_CODE)
             except ShardError as error:
-                self._outbox.send(Failed(error))
+                self._outbox.send(messages.Failed(error))
             except (BrokenPipeError, ConnectionResetError):
                 return  # the parent is gone
             except Exception as error:
-                self._outbox.send(Failed(unexpected_error(self._source, order.batch, error)))
+                self._outbox.send(messages.Failed(batch_bug(self._source, order.batch, error)))
 
     def write_blocks(self) -> None:
         """Write the tokens of blocks where the parent says, and drop them."""
         while True:
             order = self._writes.get()
+            key = order.batch, order.block
             try:
-                self._write_block(order)
+                tokens = self._tokens[key]
+                *others, last = order.placements or (None,)
+                for placement in others:
+                    self._writer.write(tokens, placement)
+                    self._outbox.send(messages.Written(*key, placements=1, dropped=False))
+                if last is not None:
+                    self._writer.write(tokens, last)
+                del tokens, self._tokens[key]
+                self._outbox.send(messages.Written(*key, placements=int(last is not None), dropped=True))
             except ShardError as error:
-                self._outbox.send(Broken(order.batch, order.block, error))
+                self._outbox.send(messages.Broken(*key, error))
             except Exception as error:  # a bug: no document is to blame for it
                 bug = ShardError(f"A worker could not write its tokens: {describe_error(error)}")
-                self._outbox.send(Broken(order.batch, order.block, bug))
-
-    def _write_block(self, order: WriteOrder) -> None:
-        tokens = self._tokens[order.batch, order.block]
-        *others, last = order.placements or (None,)
-        for placement in others:
-            self._writer.write(tokens, placement)
-            self._outbox.send(Written(order.batch, order.block, placements=1, dropped=False))
-        if last is not None:
-            self._writer.write(tokens, last)
-        del self._tokens[order.batch, order.block]
-        self._outbox.send(Written(order.batch, order.block, placements=int(last is not None), dropped=True))
+                self._outbox.send(messages.Broken(*key, bug))
 
     def finish_files(self) -> None:
         """Seal segments and write sidecars."""
+
+        def finish(order: FileOrder) -> messages.FileResult:
+            assert order.work is not None
+            return messages.FileResult(order.number, self._spec.finish_file(order.work, self._outbox))
+
         while True:
             order = self._files.get()
-            assert order.work is not None
-            self._outbox.send(try_order(order, partial(self._finish_file, order.number, order.work)))
-
-    def _finish_file(self, number: int, work: FileWork) -> FileResult:
-        return FileResult(number, self._spec.finish_file(work, self._outbox))
-
-    def _announce(self, document: Quarantined) -> None:
-        self._outbox.send(Trying(document))
+            self._outbox.send(messages.try_order(order, partial(finish, order)))
 
 
 def _start_thread(outbox: Outbox, action: Callable[[], None]) -> None:
-    threading.Thread(target=partial(_run_thread, outbox, action), daemon=True).start()
+    """Start a thread; if its action fails, the process ends, because it could not work without it."""
 
-
-def _run_thread(outbox: Outbox, action: Callable[[], None]) -> None:
-    """Run a thread's action; if it fails, end the process, which could not work without the thread."""
-    try:
-        action()
-    except BaseException as error:  # any failure
+    def run() -> None:
         try:
-            outbox.tell(Event("worker", f"a thread of worker {os.getpid()} failed: {describe_error(error)}"))
-        finally:
-            out_of_memory = isinstance(error, MemoryError)
-            os._exit(OUT_OF_MEMORY_EXIT_CODE if out_of_memory else THREAD_FAILED_EXIT_CODE)
+            action()
+        except BaseException as error:  # any failure
+            try:
+                failure = f"a thread of worker {os.getpid()} failed: {describe_error(error)}"
+                outbox.tell(Event("worker", failure))
+            finally:
+                out_of_memory = isinstance(error, MemoryError)
+                os._exit(OUT_OF_MEMORY_EXIT_CODE if out_of_memory else THREAD_FAILED_EXIT_CODE)
+
+    threading.Thread(target=run, daemon=True).start()
 
 
 def die_with_parent() -> None:

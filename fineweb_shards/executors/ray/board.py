@@ -31,7 +31,7 @@ from fineweb_shards.events import Event
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.messages import Encoded, Waiting
 from fineweb_shards.executors.ray.cluster import load_ray
-from fineweb_shards.executors.worker_death import Death
+from fineweb_shards.executors.task import Death
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.system.own_files import is_plain_file, read_file
 from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, MOST_BYTES, engine_file
@@ -95,7 +95,6 @@ class Board:
         return self._version, self._shipment
 
     async def tell(self, news: News) -> None:
-        """Receive something new from a task."""
         self._news.append(news)
         self._has_news.set()
 
@@ -107,7 +106,6 @@ class Board:
         return news
 
     async def announce(self, task: int, document: Quarantined) -> None:
-        """Note the document that a task is about to encode."""
         self._trying[task] = document
 
     async def take_announced(self, task: int) -> Quarantined | None:
@@ -128,12 +126,10 @@ def start_board(name: str, shipment: Shipment) -> Any:
 
 def pack_environment(source: Parts, out: str) -> dict[str, str]:
     """Return the variables that nodes need to read the source and to write to `out`: addresses, proxies,
-    credentials; for the hub with the token that was saved on this machine.
-
-    A process of Ray's has the environment of its node, not of the driver. They are not given to Ray as a
-    runtime environment, because that stands in its logs and on its dashboard, and some are secrets. For the
-    same reason only those are sent that this run uses: where its input and its output are decides which.
-    """
+    credentials; for the hub with the token that was saved on this machine. A process of Ray's has the
+    environment of its node, not of the driver. They are not given to Ray as a runtime environment, because
+    that stands in its logs and on its dashboard, and some are secrets. For the same reason only those are
+    sent that this run uses: where its input and its output are decides which."""
 
     def is_needed(name: str) -> bool:
         if name.upper() in _PROXIES:
@@ -171,11 +167,9 @@ def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, bytes]:
 @contextlib.contextmanager
 def unpacked(spec: WorkerSpec, files: Mapping[str, bytes]) -> Iterator[WorkerSpec]:
     """Have the vocabulary's files on this machine for a while, and the spec with a vocabulary that finds them
-    there: `Vocabulary.folder` is a folder of the driver's.
-
-    They are there only while an engine loads them, in a folder of this process. So nothing stays on the node
-    after a run, and no process believes what another user has put there.
-    """
+    there: `Vocabulary.folder` is a folder of the driver's. They are there only while an engine loads them, in
+    a folder of this process. So nothing stays on the node after a run, and no process believes what another
+    user has put there."""
     if not files:
         yield spec
         return

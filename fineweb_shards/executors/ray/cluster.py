@@ -22,7 +22,6 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,16 +30,13 @@ from typing import Any, TypeVar
 import fineweb_shards
 from fineweb_shards.errors import ShardError, UsageError, WorkerError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.worker_death import Death, DeathKind
-from fineweb_shards.system.machine import environment, own_memory_bytes
+from fineweb_shards.executors.task import Death, DeathKind
+from fineweb_shards.system.machine import environment
 from fineweb_shards.system.shell_commands import install_command
 from fineweb_shards.system.standard_streams import without_errors_on_screen
-from fineweb_shards.units import show_number_of
 
 LOCAL = "local"
 _SMALLEST_STORE_BYTES = 96 * 2**20  # Ray refuses less than 75 MiB
-_CLIENT = "ray://"
-_AUTO = "auto"
 _CONNECT_SECONDS = 10.0
 _STARTS = 3  # on a busy machine Ray's processes may take longer than Ray itself waits for them
 _NO_CLUSTER = (
@@ -61,20 +57,10 @@ _LOCAL_ENVIRONMENT = {
 }
 _AUTH_MODE = "RAY_AUTH_MODE"
 _SET_BY_RAY = (_AUTH_MODE,)  # it would decide how the next cluster is started or joined
-_NEEDS_TOKEN = (
-    "this cluster has Ray's token authentication switched on, and refuses this run: its token is missing or "
-    "a different one."
-)
-_TOKEN_HINT = (
-    "Copy the head's ~/.ray/auth_token to every node, and put RAY_AUTH_MODE=token before this command and "
-    "before each `ray start --address=…`. Or start all of Ray without it: RAY_AUTH_MODE=disabled ray start …"
-)
 
 LOST = Death(DeathKind.KILLED, "was on a node that is gone")
 _CAN_NOT_IMPORT = re.compile(r"^(ModuleNotFoundError|ImportError): |failed to import on the worker", re.M)
 _ADDRESS = re.compile(r"\bip=([^,)\s]+)")
-_LOOK_EVERY_SECONDS = 5.0
-_FORGET_AFTER_SECONDS = 60.0  # a process that had no task for this long is idle, or gone
 
 Result = TypeVar("Result")
 
@@ -115,18 +101,29 @@ class Cluster:
     def connect(self) -> None:
         """Connect, or start the cluster; UsageError if there is none at the address."""
         ray = load_ray()
-        self._redirect_messages()
+        # What Ray would print goes to the log.
+        handler = _LogHandler(self._observer)
+        logger = logging.getLogger("ray")
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.WARNING)
+        # Messages about nodes and workers are printed to standard output by a function of its own.
+        module: Any = importlib.import_module("ray._private.worker")
+        if hasattr(module, "print_to_stdstream"):
+            module.print_to_stdstream = handler.take_lines
         self.is_shared = ray.is_initialized()
         if self.is_shared:
             return
         with _handlers_kept():
             if self._address == LOCAL:
                 start_patiently(self._start, self._observer)
-            else:
-                self._join()
+                return
+            try:
+                with environment(_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
+                    ray.init(address=self._address, log_to_driver=False, configure_logging=False)
+            except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+                raise _refusal(self._address, error) from error
 
     def _start(self) -> None:
-        """Start a cluster on this machine."""
         self._remove_folder()
         # A short name, because the names of sockets are limited to 107 bytes.
         self._folder = tempfile.mkdtemp(prefix="fws-ray-")
@@ -140,26 +137,6 @@ class Cluster:
                 configure_logging=False,
                 _temp_dir=self._folder,
             )
-
-    def _join(self) -> None:
-        """Connect to a cluster that is there."""
-        ray = load_ray()
-        try:
-            with environment(_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
-                ray.init(address=self._address, log_to_driver=False, configure_logging=False)
-        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-            raise _refusal(self._address, error) from error
-
-    def _redirect_messages(self) -> None:
-        """Have what Ray would print go to the log."""
-        handler = _LogHandler(self._observer)
-        logger = logging.getLogger("ray")
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.WARNING)
-        # Messages about nodes and workers are printed to standard output by a function of its own.
-        module: Any = importlib.import_module("ray._private.worker")
-        if hasattr(module, "print_to_stdstream"):
-            module.print_to_stdstream = handler.take_lines
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive and have cores for tasks."""
@@ -184,68 +161,10 @@ class Cluster:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class Members:
-    """The nodes of a cluster, and what they can do together. `most_tasks` limits the tasks at once."""
-
-    def __init__(
-        self, cluster: Cluster, cores_of_task: float, most_tasks: int | None, observer: Observer
-    ) -> None:
-        self._cluster = cluster
-        self._cores_of_task = cores_of_task
-        self._most_tasks = most_tasks
-        self._observer = observer
-        self._next_look = 0.0
-        self.nodes: list[Node] = []
-        self.tasks = 0  # that can run at once
-        self.capacity_bytes = 0  # of tokens that may wait in their object stores
-
-    def look(self) -> bool:
-        """Count the nodes, if that was not done a moment ago; return whether it was done now."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return False
-        self._next_look = now + _LOOK_EVERY_SECONDS
-        before, self.nodes = len(self.nodes), self._cluster.nodes()
-        tasks = sum(int(node.cores / self._cores_of_task) for node in self.nodes)
-        self.tasks = tasks if self._most_tasks is None else min(tasks, self._most_tasks)
-        self.capacity_bytes = sum(node.store_bytes for node in self.nodes) // 2
-        if before and before != len(self.nodes):
-            text = f"{show_number_of(len(self.nodes), 'node')} of Ray; before: {before}"
-            self._observer.tell(Event("nodes", text))
-        none = None if self.nodes else "no node of the cluster has a core: waiting for one"
-        self._observer.set_wait("nodes", none)
-        return True
-
-
-class ClusterMemory:
-    """Roughly how much memory a run takes on a cluster, from what is at hand.
-
-    It is the sum of what the driver has, of what each process that encodes had at the end of its last task,
-    and of the tokens in the object stores. Ray's own processes and second copies in the stores are not in it.
-    Nobody is asked for it: the figures come with the results of tasks.
-    """
-
-    def __init__(self) -> None:
-        self.peak_bytes = 0
-        self._processes: dict[str, tuple[int, float]] = {}  # bytes, and when it was noted
-
-    def note(self, process: str, size_bytes: int) -> None:
-        """Note what a process of a node had at the end of a task."""
-        self._processes[process] = size_bytes, time.monotonic()
-
-    def used_bytes(self, tokens_bytes: int) -> int:
-        """Return what is used now, given the size of the tokens in the object stores."""
-        since = time.monotonic() - _FORGET_AFTER_SECONDS
-        processes = sum(size for size, noted in list(self._processes.values()) if noted > since)
-        used = own_memory_bytes() + processes + tokens_bytes
-        self.peak_bytes = max(self.peak_bytes, used)
-        return used
-
-
 def find_address(given: str) -> str:
     """Return the address of the cluster, `given` or the environment's; UsageError if it can't be used."""
     address = given or os.environ.get("RAY_ADDRESS", LOCAL)
-    if address.startswith(_CLIENT):
+    if address.startswith("ray://"):
         raise UsageError(
             f"--ray-address {address}: a client connection would send every message of the run through one "
             "proxy, and lose the run with the line.",
@@ -264,8 +183,13 @@ def start_patiently(start: Callable[[], Result], observer: Observer) -> Result:
         except ShardError:
             raise
         except Exception as error:  # of no class of its own, if the processes were too slow
-            _end_half_started(error)
-            reason = _first_line(error)
+            load_ray().shutdown()
+            # Ray has no handle of a node that could not start: only the frame in which it failed knows it.
+            selves = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+            node: Any = next((one for one in selves if hasattr(one, "kill_all_processes")), None)
+            if node is not None:
+                node.kill_all_processes(check_alive=False, allow_graceful=False)
+            reason = _lines_of(error)[0]
             observer.tell(Event("ray", f"Ray could not start: {reason}"))
     raise WorkerError(
         f"Ray could not be started on this machine in {_STARTS} attempts. The last one: {reason}",
@@ -274,32 +198,27 @@ def start_patiently(start: Callable[[], Result], observer: Observer) -> Result:
     )
 
 
-def _end_half_started(error: BaseException) -> None:
-    """End the processes of a node that could not start. Ray has no handle of such a node: only the frame in
-    which it failed knows it."""
-    load_ray().shutdown()
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        node: Any = frame.f_locals.get("self")
-        if hasattr(node, "kill_all_processes"):
-            node.kill_all_processes(check_alive=False, allow_graceful=False)
-            return
-
-
 def _refusal(address: str, error: Exception) -> UsageError:
-    """Return what to say of a cluster that can't be joined."""
     exceptions = load_ray().exceptions
     is_unauthenticated = isinstance(error, getattr(exceptions, "AuthenticationError", ()))  # from 2.52 on
     # Ray tries twenty times, and then has the reason only in the text of what it raised before.
     if is_unauthenticated or "AuthenticationError" in str(error.__cause__):
-        return UsageError(f"--ray-address {address}: {_NEEDS_TOKEN}", _TOKEN_HINT)
-    reason = _first_line(error)
-    if address == _AUTO and isinstance(error, ConnectionError):
+        return UsageError(
+            f"--ray-address {address}: this cluster has Ray's token authentication switched on, and refuses "
+            "this run: its token is missing or a different one.",
+            "Copy the head's ~/.ray/auth_token to every node, and put RAY_AUTH_MODE=token before this "
+            "command and before each `ray start --address=…`. Or start all of Ray without it: "
+            "RAY_AUTH_MODE=disabled ray start …",
+        )
+    reason = _lines_of(error)[0]
+    if address == "auto" and isinstance(error, ConnectionError):
         reason = "no cluster runs on this machine."
     return UsageError(f"--ray-address {address}: {reason}", _NO_CLUSTER)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _lines_of(error: BaseException) -> list[str]:
+    """Return the lines of an error's text that are not empty; at least one."""
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
 
 
 def check_reachable(address: str) -> None:
@@ -328,12 +247,9 @@ def check_reachable(address: str) -> None:
 
 def explain_failure(error: BaseException) -> Death:
     """Return how a task of Ray's died that gave no answer; UsageError or WorkerError, with its node, if
-    another try would fail as well.
-
-    Whatever ended it, a document is never suspected for it: where that matters, documents are encoded in a
-    process whose exit code is seen (`RunProcess` in worker.py). Only a shortage of memory is told apart,
-    because the batch is then tried alone.
-    """
+    another try would fail as well. Whatever ended it, a document is never suspected for it: where that
+    matters, documents are encoded in a process whose exit code is seen (`RunProcess` in worker.py). Only a
+    shortage of memory is told apart, because the batch is then tried alone."""
     exceptions = load_ray().exceptions
     match error:
         case exceptions.OutOfMemoryError():
@@ -347,18 +263,20 @@ def explain_failure(error: BaseException) -> Death:
             return LOST
         case exceptions.RayTaskError() | exceptions.RayActorError() if _CAN_NOT_IMPORT.search(str(error)):
             raise UsageError(
-                f"Node {_node_of(error)} can't load fineweb_shards: {_last_line(error)}",
+                f"Node {_node_of(error)} can't load fineweb_shards: {_lines_of(error)[-1]}",
                 f"Install fineweb_shards[ray] {fineweb_shards.__version__} on every node, for Python "
                 f"{platform.python_version()} as on this one.",
             ) from error
         case exceptions.RayTaskError():
-            raise WorkerError(f"Node {_node_of(error)} could not run a task: {_last_line(error)}") from error
+            raise WorkerError(
+                f"Node {_node_of(error)} could not run a task: {_lines_of(error)[-1]}"
+            ) from error
         case exceptions.WorkerCrashedError() | exceptions.RayActorError():
             return Death(DeathKind.KILLED, "ended unexpectedly")
         case exceptions.TaskCancelledError():
             return Death(DeathKind.KILLED, "was cancelled")
         case exceptions.RayError():
-            return Death(DeathKind.KILLED, f"failed: {_last_line(error)}")
+            return Death(DeathKind.KILLED, f"failed: {_lines_of(error)[-1]}")
     raise error
 
 
@@ -371,11 +289,6 @@ def _node_of(error: BaseException) -> str:
     return f"{names.get(found[1], '')} ({found[1]})".strip()
 
 
-def _last_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
-
-
 class _LogHandler(logging.Handler):
     """Writes Ray's messages to the run's log."""
 
@@ -384,17 +297,14 @@ class _LogHandler(logging.Handler):
         self._observer = observer
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell(record.getMessage())
+        self.take_lines({"lines": [record.getMessage()]})
 
     def take_lines(self, data: dict[str, Any], ignore_prefix: bool = False) -> None:
         """Receive what Ray would print: a dictionary with `lines`."""
         for text in data.get("lines", []):
-            self._tell(str(text))
-
-    def _tell(self, text: str) -> None:
-        lines = text.strip().splitlines()  # the rest are dumps of a node's state
-        if lines:
-            self._observer.tell(Event("ray", lines[0][:500], loud=False))
+            lines = str(text).strip().splitlines()  # the rest are dumps of a node's state
+            if lines:
+                self._observer.tell(Event("ray", lines[0][:500], loud=False))
 
 
 @contextlib.contextmanager

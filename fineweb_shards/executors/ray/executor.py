@@ -33,42 +33,27 @@ import os
 import pickle
 import queue
 import secrets
+import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import completed
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.messages import Waiting
-from fineweb_shards.executors.ray.board import (
-    News,
-    Shipment,
-    TaskResult,
-    pack_environment,
-    pack_vocabulary,
-    start_board,
-)
-from fineweb_shards.executors.ray.cluster import (
-    LOST,
-    Cluster,
-    ClusterMemory,
-    Members,
-    explain_failure,
-    load_ray,
-)
-from fineweb_shards.executors.ray.file_tasks import NodeTasks
-from fineweb_shards.executors.ray.unwritten import Attempt, Share, StoredBlock, Unwritten
+from fineweb_shards.executors.messages import FileWork, Waiting, WorkOrder
+from fineweb_shards.executors.ray import board
+from fineweb_shards.executors.ray.cluster import LOST, Cluster, Node, explain_failure, load_ray
+from fineweb_shards.executors.ray.file_tasks import Attempt, NodeTasks, Share, StoredBlock, Unwritten
 from fineweb_shards.executors.ray.worker import MARK_FILE, RUN_PREFIX, encode_batches
 from fineweb_shards.executors.scheduled_executor import ScheduledExecutor
-from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.worker_death import Death
-from fineweb_shards.store.sidecars import FinishedFile
+from fineweb_shards.executors.task import Death
 from fineweb_shards.store.store import Segment
 from fineweb_shards.system.durable import write_quickly
+from fineweb_shards.system.machine import own_memory_bytes
 from fineweb_shards.system.own_files import WORK_FOLDER, make_folder
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
@@ -81,7 +66,9 @@ _ALL = 2**62  # no limit
 # The shares of the window, and of the object stores, from which on a part of a file is written early.
 _MUCH = 0.5
 _MUCH_OF_A_FILE = 0.25
-_LOOK_EVERY_SECONDS = 1.0
+_LISTEN_SECONDS = 1.0
+_LOOK_EVERY_SECONDS = 5.0
+_FORGET_AFTER_SECONDS = 60.0  # a process that had no task for this long is idle, or gone
 _WRITTEN = completed(None)  # at the latest when the file is sealed
 
 
@@ -111,9 +98,11 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._most_tasks = most_tasks
         self._window_bytes = window_bytes if spec.source.bytes_by_value > window_bytes else _ALL
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        cores = 1 / _REMOTE_TASKS_PER_CORE if self._remote else 1
-        self._members = Members(cluster, cores, most_tasks, self._observer)
-        self._cores_of_task = cores
+        self._cores_of_task = 1 / _REMOTE_TASKS_PER_CORE if self._remote else 1
+        self._nodes: list[Node] = []
+        self._next_look = 0.0  # at the nodes
+        self._tasks_at_once = 0  # that the nodes can run
+        self._capacity_bytes = 0  # of tokens that may wait in their object stores
         self._run = f"{RUN_PREFIX}{uuid.uuid4().hex}"
         self._numbers = 0  # of tasks so far
         self._running: dict[int, Attempt] = {}  # by the number of the task
@@ -129,113 +118,128 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             observer=self._observer,
             waits=self._waits,
         )
-        self._put_blocks = 0  # by the driver
         self._board: Any = None
-        self._memory = ClusterMemory()
+        # What each process that encodes had at the end of its last task, and when that was.
+        self._process_bytes: dict[str, tuple[int, float]] = {}
+        self._peak_bytes = 0
 
     # The cluster
 
-    def __enter__(self) -> Self:
-        try:
-            self._cluster.connect()
-            self._start()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
     def _start(self) -> None:
-        self._members.look()
+        self._cluster.connect()
         mark = secrets.token_hex(16) if self._shared_folder else None
         if mark is not None:  # which nodes have to find in the output folder
-            make_folder(self._spec.folder / WORK_FOLDER)
-            write_quickly(self._spec.folder / WORK_FOLDER / MARK_FILE, mark.encode())
-        files = pack_vocabulary(self._spec.vocabulary)
-        environment = pack_environment(self._spec.source, self._out)
-        shipment = Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, mark)
-        self._board = start_board(self._run, shipment)
+            make_folder(self._spec.store.folder / WORK_FOLDER)
+            write_quickly(self._spec.store.folder / WORK_FOLDER / MARK_FILE, mark.encode())
+        files = board.pack_vocabulary(self._spec.vocabulary)
+        environment = board.pack_environment(self._spec.source, self._out)
+        shipment = board.Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, mark)
+        self._board = board.start_board(self._run, shipment)
         self._encode_task = (
             load_ray()
             .remote(encode_batches)
             .options(num_returns=2, num_cpus=self._cores_of_task, max_retries=0, scheduling_strategy="SPREAD")
         )
-        self._files.processes.set_nodes(node.id for node in self._members.nodes)
+        self._look_at_nodes()
         self._ask_for_news()
+
+    def _look_at_nodes(self) -> None:
+        """Count the nodes and what they can do together, if that was not done a moment ago."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_EVERY_SECONDS
+        before, self._nodes = len(self._nodes), self._cluster.nodes()
+        tasks = sum(int(node.cores / self._cores_of_task) for node in self._nodes)
+        self._tasks_at_once = min(tasks, self._most_tasks or _ALL)
+        self._ahead = 2 * self._batches * max(1, self._tasks_at_once)
+        self._capacity_bytes = sum(node.store_bytes for node in self._nodes) // 2
+        self._files.set_nodes(node.id for node in self._nodes)
+        if before and before != len(self._nodes):
+            text = f"{show_number_of(len(self._nodes), 'node')} of Ray; before: {before}"
+            self._observer.tell(Event("nodes", text))
+        none = None if self._nodes else "no node of the cluster has a core: waiting for one"
+        self._observer.set_wait("nodes", none)
 
     def __exit__(self, *exception: object) -> None:
         if self._cluster.is_shared:  # otherwise all of it goes with the connection
             for attempt in self._running.values():
                 load_ray().cancel(attempt.tokens, force=True)
-            self._files.processes.close()
+            self._files.close()
             if self._board is not None:
                 load_ray().kill(self._board)
         self._cluster.close()
-        (self._spec.folder / WORK_FOLDER / MARK_FILE).unlink(missing_ok=True)
+        (self._spec.store.folder / WORK_FOLDER / MARK_FILE).unlink(missing_ok=True)
 
     @property
     def workers(self) -> int:
-        return self._members.tasks
+        return self._tasks_at_once
 
     @property
     def nodes(self) -> int:
-        return len(self._members.nodes)
+        return len(self._nodes)
 
     @property
     def used_bytes(self) -> int:
-        return self._memory.used_bytes(self._unwritten.unplaced_bytes + self._unwritten.placed_bytes)
+        """Roughly: the sum of what the driver has, of what each process that encodes had at the end of its
+        last task, and of the tokens in the object stores. Ray's own processes and second copies in the stores
+        are not in it. Nobody is asked for it: the figures come with the results of tasks."""
+        since = time.monotonic() - _FORGET_AFTER_SECONDS
+        processes = sum(size for size, noted in list(self._process_bytes.values()) if noted > since)
+        tokens_bytes = self._unwritten.unplaced_bytes + self._unwritten.placed_bytes
+        used = own_memory_bytes() + processes + tokens_bytes
+        self._peak_bytes = max(self._peak_bytes, used)
+        return used
 
     @property
     def peak_bytes(self) -> int:
-        return self._memory.peak_bytes
+        return self._peak_bytes
 
     # Giving out
-
-    @property
-    def _ahead(self) -> int:
-        return 2 * self._batches * max(1, self.workers)
 
     def _wake(self) -> None:
         self._inbox.put(lambda: None)  # the batch itself is taken by `_give_out`
 
     def _give_out(self) -> None:
-        if self._members.look():
-            self._files.processes.set_nodes(node.id for node in self._members.nodes)
-        self._write_early()
+        self._look_at_nodes()
+        # The largest part of a file is written early, if what waits for the end of its file takes much space.
+        path, size_bytes = self._unwritten.fullest() if self._shared_folder else (None, 0)
+        is_full = self._schedule.in_flight_bytes > _MUCH * self._window_bytes and not self._files.is_running
+        if path is not None and (is_full or size_bytes > _MUCH_OF_A_FILE * self._capacity_bytes):
+            self._files.add(self._next_number(), None, self._unwritten.take(path))
         self._files.start_all()
         # Start tasks that encode, until as many wait as can run, or until there are as many as allowed.
         most = min(2 * max(1, self.workers), self._most_tasks or _ALL)
         while len(self._running) < most and self._has_batch():
             attempt = Attempt(self._next_number())
-            attempt.orders = tuple(self._collect(attempt))
+            # Several batches, once all cores have work, or if they have to be fetched.
+            several = self._remote or len(self._running) >= self.workers
+            attempt.orders = self._give_batches(attempt, self._batches if several else 1)
             if not attempt.orders:
                 return
             self._running[attempt.number] = attempt
             self._expected_bytes += attempt.text_bytes
-            encoded, attempt.tokens = self._encode_task.remote(
-                self._run, attempt.number, pickle.dumps(tuple(map(_by_value, attempt.orders)))
-            )
+            orders = pickle.dumps(tuple(map(_by_value, attempt.orders)))
+            encoded, attempt.tokens = self._encode_task.remote(self._run, attempt.number, orders)
             self._expect(encoded, partial(self._finish_attempt, attempt))
 
     def _has_batch(self) -> bool:
         """Return whether there is a batch to give out now; take one from the listing if it fits."""
-        if self._schedule.has_pending:
+        if self._schedule.next_pending is not None:
             return True
-        return self._schedule.needs_batch and self._fits_another and self._take_batch()
-
-    @property
-    def _fits_another(self) -> bool:
-        """Whether the object stores have space for the tokens of another batch, and of those under way."""
+        if not self._schedule.needs_batch:
+            return False
+        # The object stores need space for its tokens, and for those of the batches under way.
         held = self._unwritten.unplaced_bytes + (self._unwritten.placed_bytes if self._shared_folder else 0)
-        fits = held + self._expected_bytes < self._members.capacity_bytes
-        if fits and self._schedule.in_flight_bytes < self._window_bytes:
-            return True
-        return not self._running and not self._files.is_running  # otherwise nothing would ever happen
+        fits = held + self._expected_bytes < self._capacity_bytes
+        fits = fits and self._schedule.in_flight_bytes < self._window_bytes
+        if not fits and (self._running or self._files.is_running):  # otherwise nothing would ever happen
+            return False
+        return self._take_batch()
 
-    def _collect(self, attempt: Attempt) -> list[WorkOrder]:
-        """Give an attempt its batches: several, once all cores have work, or if they have to be fetched."""
-        most = self._batches if self._remote or len(self._running) >= self.workers else 1
+    def _give_batches(self, attempt: Attempt, most: int) -> tuple[WorkOrder, ...]:
         orders: list[WorkOrder] = []
-        while self._has_batch():
+        while len(orders) < most and self._has_batch():
             is_single = self._schedule.next_pending in self._single
             if orders and is_single:
                 break
@@ -243,9 +247,9 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             if order is None:
                 break
             orders.append(order)
-            if is_single or len(orders) >= most:
+            if is_single:
                 break
-        return orders
+        return tuple(orders)
 
     def _next_number(self) -> int:
         self._numbers += 1
@@ -257,7 +261,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     def _listen(self) -> None:
         try:
-            handle = self._inbox.get(timeout=_LOOK_EVERY_SECONDS)
+            handle = self._inbox.get(timeout=_LISTEN_SECONDS)
             while True:
                 handle()
                 handle = self._inbox.get_nowait()
@@ -269,7 +273,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _ask_for_news(self) -> None:
         self._expect(self._board.take.remote(), self._receive_news)
 
-    def _receive_news(self, future: Future[list[News]]) -> None:
+    def _receive_news(self, future: Future[list[board.News]]) -> None:
         try:
             news = future.result()
         except load_ray().exceptions.RayError as error:  # it is started again, and what it knew was not vital
@@ -291,7 +295,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._expected_bytes -= attempt.text_bytes
         self._waits.end(attempt.number)
         try:
-            encoded: TaskResult = pickle.loads(future.result())
+            encoded: board.TaskResult = pickle.loads(future.result())
         except load_ray().exceptions.RayError as error:
             self._handle_death(attempt, explain_failure(error))
             return
@@ -300,7 +304,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         if encoded.death is not None:
             self._handle_death(attempt, encoded.death)
             return
-        self._memory.note(encoded.process, encoded.memory_bytes)
+        self._process_bytes[encoded.process] = encoded.memory_bytes, time.monotonic()
         self._observer.add_fetched(encoded.fetched_bytes)
         array = 0
         for order, batch in zip(attempt.orders, encoded.batches, strict=True):
@@ -356,9 +360,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             self._schedule.place(tokens, placements)
             key, size_bytes = (tokens.batch, tokens.block), self._size_bytes(tokens)
         elif placements:  # into the object store of the driver's node, where they can't be lost
-            self._put_blocks += 1
-            key, size_bytes = (-1, self._put_blocks), tokens.nbytes
             attempt = Attempt(self._next_number(), tokens=load_ray().put([tokens]))
+            key, size_bytes = (-1, attempt.number), tokens.nbytes
             self._unwritten.receive(key, attempt, 0, size_bytes)
         else:
             return []
@@ -370,19 +373,11 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _size_bytes(self, tokens: HeldTokens) -> int:
         return len(tokens) * self._spec.vocabulary.dtype.itemsize
 
-    def seal(self, segment: Segment) -> Future[str]:
-        shares = self._unwritten.take(str(segment.path), segment.end - segment.begin)
-        return self._files.add(self._next_number(), segment, shares)
-
-    def write_sidecars(self, file: FinishedFile) -> Future[None]:
-        return self._files.add(self._next_number(), file)
-
-    def _write_early(self) -> None:
-        """Have the largest part of a file written, if what waits for the end of its file takes much space."""
-        path, size_bytes = self._unwritten.fullest() if self._shared_folder else (None, 0)
-        is_full = self._schedule.in_flight_bytes > _MUCH * self._window_bytes and not self._files.is_running
-        if path is not None and (is_full or size_bytes > _MUCH_OF_A_FILE * self._members.capacity_bytes):
-            self._files.add(self._next_number(), None, self._unwritten.take(path))
+    def _finish_file(self, work: FileWork) -> Future[Any]:
+        shares: Sequence[Share] = ()
+        if isinstance(work, Segment):
+            shares = self._unwritten.take(str(work.path), work.end - work.begin)
+        return self._files.add(self._next_number(), work, shares)
 
     def _note_written(self, shares: Iterable[Share]) -> None:
         for share in shares:
@@ -390,7 +385,6 @@ class RayExecutor(ScheduledExecutor[Attempt]):
                 self._drop(share.block)
 
     def _drop(self, block: StoredBlock) -> None:
-        """Drop the tokens of a block that is written."""
         attempt = block.attempt
         if block.key[0] >= 0:
             self._schedule.note_dropped(attempt, *block.key)

@@ -1,5 +1,9 @@
 """Have files written and sealed on the nodes: start each task when it can be, again if its process dies.
 
+`Unwritten` keeps which tokens belong where, until they are written: blocks by batch and number, placements by
+file. Who has the tokens of a block now is an Attempt; if that is lost, the block waits until another one has
+made them again.
+
 A task waits until all tokens that it writes are there, and until parts of its file that are written early are
 written.
 
@@ -24,25 +28,142 @@ from functools import partial
 from typing import Any
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.file_tasks import (
+from fineweb_shards.executors.messages import (
     FileOrder,
     FileResult,
-    FileTask,
     FileWork,
     StoredTokens,
+    WorkOrder,
     describe_work,
 )
 from fineweb_shards.executors.ray.cluster import explain_failure, load_ray
-from fineweb_shards.executors.ray.unwritten import Attempt, Share
 from fineweb_shards.executors.ray.worker import FileProcess
 from fineweb_shards.executors.scheduled_executor import Waits
-from fineweb_shards.executors.worker_death import Death
+from fineweb_shards.executors.task import FileTask
 from fineweb_shards.store.store import Segment
+from fineweb_shards.types import Placement
 
+Key = tuple[int, int]  # the numbers of a batch and of its block
 Expect = Callable[[Any, Callable[[Future[Any]], None]], None]
 _PAUSE_SECONDS = 1.0
 _AT_ONCE = 4  # files, on a node
 _AVOID_SECONDS = 60.0
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A task that encodes batches; later the object in Ray's store that has their tokens."""
+
+    number: int
+    orders: tuple[WorkOrder, ...] = ()
+    tokens: Any = None  # the reference to that object
+    keys: set[Key] = field(default_factory=set)  # of its blocks that are not written yet
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(order.batch.size_bytes for order in self.orders)
+
+
+@dataclass(eq=False)
+class StoredBlock:
+    """The tokens of a block: number `array` of what its attempt has."""
+
+    key: Key
+    size_bytes: int
+    attempt: Attempt | None = None  # None: they were lost
+    array: int = 0
+    left: int | None = None  # placements that are not written yet; None: it is not known where they belong
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of a block belongs into one file."""
+
+    block: StoredBlock
+    placement: Placement
+
+
+class Unwritten:
+    """All blocks whose tokens are in Ray's store."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[Key, StoredBlock] = {}
+        self.unplaced_bytes = 0  # of blocks of which it is not known where they belong
+        self.placed_bytes = 0
+        self._shares: dict[str, list[Share]] = {}  # by file, in order; no file task has them yet
+        self._waiting_bytes: dict[str, int] = {}  # of those, by file
+
+    def receive(self, key: Key, attempt: Attempt, array: int, size_bytes: int) -> StoredBlock:
+        """Note that an attempt has the tokens of a block; perhaps in place of one that was lost."""
+        block = self.blocks.get(key)
+        if block is None or block.left is None:
+            self.forget([key])
+            block = self.blocks[key] = StoredBlock(key, size_bytes)
+            self.unplaced_bytes += size_bytes
+        block.attempt, block.array = attempt, array
+        attempt.keys.add(key)
+        return block
+
+    def place(self, key: Key, size_bytes: int, placements: Sequence[Placement]) -> StoredBlock:
+        """Note where a block belongs, whether its tokens are there or were lost."""
+        block = self.blocks.get(key)
+        if block is None:
+            block = self.blocks[key] = StoredBlock(key, size_bytes)
+        else:
+            self.unplaced_bytes -= size_bytes
+        block.left = len(placements)
+        self.placed_bytes += size_bytes
+        for placement in placements:
+            path = placement.path
+            self._shares.setdefault(path, []).append(Share(block, placement))
+            self._waiting_bytes[path] = self._waiting_bytes.get(path, 0) + size_bytes
+        return block
+
+    def take(self, path: str, end: int | None = None) -> list[Share]:
+        """Return and remove what belongs into a file, or what belongs before its byte `end`."""
+        shares = self._shares.pop(path, [])
+        taken = [share for share in shares if end is None or share.placement.offset < end]
+        later = [share for share in shares if end is not None and share.placement.offset >= end]
+        self._waiting_bytes.pop(path, None)
+        if later:
+            self._shares[path] = later
+            self._waiting_bytes[path] = sum(share.block.size_bytes for share in later)
+        return taken
+
+    def fullest(self) -> tuple[str | None, int]:
+        """Return the file that most bytes wait for, and how many."""
+        path = max(self._waiting_bytes, key=self._waiting_bytes.__getitem__, default=None)
+        return path, self._waiting_bytes[path] if path is not None else 0
+
+    def note_written(self, block: StoredBlock) -> bool:
+        """Note that a placement of a block is written; return whether it was the last one."""
+        assert block.left is not None
+        block.left -= 1
+        return block.left <= 0
+
+    def lose(self, attempt: Attempt) -> None:
+        """Note that the tokens of an attempt are lost. Blocks that were not placed will be received again."""
+        self.forget([key for key in attempt.keys if self.blocks[key].left is None])
+        for key in attempt.keys:
+            self.blocks[key].attempt = None
+        attempt.keys.clear()
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Forget blocks: they are written, or nobody needs them."""
+        for key in keys:
+            block = self.blocks.pop(key, None)
+            if block is None:
+                continue
+            if block.left is None:
+                self.unplaced_bytes -= block.size_bytes
+            else:
+                self.placed_bytes -= block.size_bytes
+            if block.attempt is not None:
+                block.attempt.keys.discard(key)
+
+    def forget_unplaced(self) -> None:
+        """Forget the blocks of which it is not known where they belong: nobody will say so any more."""
+        self.forget([key for key, block in self.blocks.items() if block.left is None])
 
 
 @dataclass(eq=False)
@@ -56,20 +177,12 @@ class NodeTask(FileTask):
     node: str = ""  # where it runs, or has run last
     not_before: float = 0.0  # a process that died takes a moment to start again
 
-    @property
-    def may_start(self) -> bool:
-        """Whether it is not running, and everything that it needs is there."""
-        if self.running or time.monotonic() < self.not_before:
-            return False
-        if not all(task.future.done() for task in self.after):
-            return False
-        return all(share.block.attempt for share in self.shares)
-
 
 class NodeTasks:
-    """All file tasks that are not done. `expect` has a function called, later, with the future of a Ray task;
-    `on_written` gets what a task has written, `on_lost` the attempts whose tokens are lost. `creates`: nodes
-    don't see the output folder, so each makes its file on its own disk."""
+    """All file tasks that are not done, and the processes on nodes that do them. `run` is the name of the
+    run's board; `expect` has a function called, later, with the future of a Ray task; `on_written` gets what
+    a task has written, `on_lost` the attempts whose tokens are lost. `creates`: nodes don't see the output
+    folder, so each makes its file on its own disk."""
 
     def __init__(
         self,
@@ -82,7 +195,7 @@ class NodeTasks:
         observer: Observer,
         waits: Waits,
     ) -> None:
-        self.processes = FileProcesses(run)
+        self._run = run
         self._expect = expect
         self._on_written = on_written
         self._on_lost = on_lost
@@ -90,14 +203,26 @@ class NodeTasks:
         self._observer = observer
         self._waits = waits
         self._tasks: dict[int, NodeTask] = {}  # by number
+        self._nodes: list[str] = []
+        self._processes: dict[str, Any] = {}  # actors, by node; those that have had a task
+        self._busy: Counter[str] = Counter()  # tasks, by node
+        self._avoided: dict[str, float] = {}  # nodes where a task died, and until when
 
     def __contains__(self, number: int) -> bool:
         return number in self._tasks
 
     @property
     def is_running(self) -> bool:
-        """Whether one of them is being done."""
         return any(task.running for task in self._tasks.values())
+
+    def set_nodes(self, nodes: Iterable[str]) -> None:
+        """Have files finished on these nodes, and on no other."""
+        self._nodes = list(dict.fromkeys(nodes))
+        self._processes = {node: self._processes[node] for node in self._nodes if node in self._processes}
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            load_ray().kill(process)
 
     def add(self, number: int, work: FileWork | None, shares: Sequence[Share] = ()) -> Future[Any]:
         """Add a task: write these shares, then finish the file. If it seals a file, it waits for the parts of
@@ -110,12 +235,18 @@ class NodeTasks:
         return task.future
 
     def start_all(self) -> None:
-        """Start every task that can be."""
         for task in list(self._tasks.values()):
             self._start(task)
 
     def _start(self, task: NodeTask) -> None:
-        if self.processes.is_empty or not task.may_start:
+        """Have a task done on the node with the fewest, unless it is running, or needs something that is not
+        there."""
+        now = time.monotonic()
+        if not self._nodes or task.running or now < task.not_before:
+            return
+        if not all(other.future.done() for other in task.after):
+            return
+        if not all(share.block.attempt for share in task.shares):
             return
         positions: dict[Attempt, int] = {}
         tokens = []
@@ -127,18 +258,43 @@ class NodeTasks:
         task.attempts, task.running = list(positions), True
         on_own_disk = self._creates and isinstance(task.work, Segment)
         order = FileOrder(task.number, task.work, tuple(tokens), on_own_disk)
+        self._avoided = {node: until for node, until in self._avoided.items() if until > now}
+        node = task.node = min(
+            self._nodes, key=lambda one: (one in self._avoided, self._busy[one], one not in self._processes)
+        )
+        self._busy[node] += 1
+        if node not in self._processes:
+            self._processes[node] = self._start_process(node)
         references = [attempt.tokens for attempt in task.attempts]
-        task.node, result = self.processes.start(references, pickle.dumps(order))
+        result = self._processes[node].do.remote(references, pickle.dumps(order))
         self._expect(result, partial(self._finish, task))
 
+    def _start_process(self, node: str) -> Any:
+        ray = load_ray()
+        there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = ray.remote(FileProcess).options(
+            num_cpus=0, max_restarts=-1, max_concurrency=_AT_ONCE, scheduling_strategy=there
+        )
+        return actor.remote(self._run)
+
     def _finish(self, task: NodeTask, future: Future[bytes]) -> None:
-        self.processes.finish(task.node)
+        self._busy[task.node] -= 1
         self._waits.end(task.number)
         attempts, task.attempts, task.running = task.attempts, [], False
         try:
             result: FileResult = pickle.loads(future.result())
         except load_ray().exceptions.RayError as error:
-            self._note_death(task, explain_failure(error))
+            # It is done again; WorkerError after too many times.
+            death, now = explain_failure(error), time.monotonic()
+            task.not_before = now + _PAUSE_SECONDS
+            # A node has several at once: one line on the screen is enough for all that it takes along.
+            is_first = task.node not in self._avoided
+            self._avoided[task.node] = now + _AVOID_SECONDS
+            text = (
+                f"a process that was to {describe_work(task.work)} {death.description}; another one does it"
+            )
+            self._observer.tell(Event("worker", text, loud=is_first))
+            task.note_death(death)
             return
         if result.lost:
             self._on_lost(attempts[index] for index in result.lost)
@@ -149,70 +305,3 @@ class NodeTasks:
         task.finish(result)
         if result.error is not None and task.work is None:  # nobody waits for it but the file
             raise result.error
-
-    def _note_death(self, task: NodeTask, death: Death) -> None:
-        """Have a task done again whose process died; WorkerError after too many times."""
-        task.not_before = time.monotonic() + _PAUSE_SECONDS
-        text = f"a process that was to {describe_work(task.work)} {death.description}; another one does it"
-        # A node has several at once: one line on the screen is enough for all that it takes along.
-        self._observer.tell(Event("worker", text, loud=self.processes.avoid(task.node)))
-        task.note_death(death)
-
-
-class FileProcesses:
-    """The processes on nodes that write and finish files. `run` is the name of the run's board."""
-
-    def __init__(self, run: str) -> None:
-        self._run = run
-        self._nodes: list[str] = []
-        self._actors: dict[str, Any] = {}  # by node; those that have had a task
-        self._busy: Counter[str] = Counter()  # tasks, by node
-        self._avoided: dict[str, float] = {}  # nodes where a task died, and until when
-
-    def set_nodes(self, nodes: Iterable[str]) -> None:
-        """Have files finished on these nodes, and on no other."""
-        self._nodes = list(dict.fromkeys(nodes))
-        self._actors = {node: self._actors[node] for node in self._nodes if node in self._actors}
-
-    def start(self, objects: Sequence[Any], order: bytes) -> tuple[str, Any]:
-        """Have an order done on the node with the fewest; return the node, and the reference to a pickled
-        FileResult. There has to be a node."""
-        now = time.monotonic()
-        self._avoided = {node: until for node, until in self._avoided.items() if until > now}
-        node = min(
-            self._nodes,
-            key=lambda one: (one in self._avoided, self._busy[one], one not in self._actors),
-        )
-        self._busy[node] += 1
-        if node not in self._actors:
-            self._actors[node] = self._start_process(node)
-        return node, self._actors[node].do.remote(objects, order)
-
-    def finish(self, node: str) -> None:
-        """Note that an order has ended."""
-        self._busy[node] -= 1
-
-    def avoid(self, node: str) -> bool:
-        """Start nothing on a node for a while, because a process has died there; return whether that is
-        new."""
-        is_new = node not in self._avoided
-        self._avoided[node] = time.monotonic() + _AVOID_SECONDS
-        return is_new
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no node."""
-        return not self._nodes
-
-    def close(self) -> None:
-        """End all processes."""
-        for actor in self._actors.values():
-            load_ray().kill(actor)
-
-    def _start_process(self, node: str) -> Any:
-        ray = load_ray()
-        there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        actor = ray.remote(FileProcess).options(
-            num_cpus=0, max_restarts=-1, max_concurrency=_AT_ONCE, scheduling_strategy=there
-        )
-        return actor.remote(self._run)

@@ -21,34 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import fineweb_shards
-from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError, WorkerError
+from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.encode_batch import WorkerSpec, encode_batch, hold_tokens, unexpected_error
-from fineweb_shards.executors.file_tasks import FileOrder, FileResult, StoredTokens, try_order
-from fineweb_shards.executors.local.pool import WorkerProcess
+from fineweb_shards.executors import messages
+from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
+from fineweb_shards.executors.local.pool import WorkerProcess, died_early
 from fineweb_shards.executors.local.worker import send_order
-from fineweb_shards.executors.messages import (
-    Done,
-    Encoded,
-    Failed,
-    Message,
-    Ready,
-    Trying,
-    Waiting,
-    WorkerObserver,
-)
-from fineweb_shards.executors.prefetch import Prefetcher
-from fineweb_shards.executors.ray.board import (
-    EncodedBatch,
-    News,
-    Shipment,
-    TaskResult,
-    apply_environment,
-    unpacked,
-)
+from fineweb_shards.executors.messages import FileOrder, FileResult, StoredTokens, WorkerObserver, WorkOrder
+from fineweb_shards.executors.ray.board import EncodedBatch, Shipment, TaskResult, apply_environment, unpacked
 from fineweb_shards.executors.ray.cluster import load_ray
-from fineweb_shards.executors.task import WorkOrder
-from fineweb_shards.executors.worker_death import Death, DeathKind
+from fineweb_shards.executors.task import Death, DeathKind
 from fineweb_shards.storage.place import LOCAL
 from fineweb_shards.store.store import Segment
 from fineweb_shards.system.machine import apply_priority, own_memory_bytes
@@ -82,11 +64,9 @@ class FileProcess:
         self._run = run
 
     def do(self, objects: Sequence[Any], order: bytes) -> bytes:
-        """Do a pickled FileOrder with the tokens in these objects, and return a pickled FileResult.
-
-        The objects come as references: they are fetched one after the other, so that few are in memory at
-        once.
-        """
+        """Do a pickled FileOrder with the tokens in these objects, and return a pickled FileResult. The
+        objects come as references: they are fetched one after the other, so that few are in memory at
+        once."""
         file_order: FileOrder = pickle.loads(order)
         try:
             result = _process_of(self._run).do(objects, file_order)
@@ -121,7 +101,7 @@ def node_name() -> str:
 class TaskObserver(WorkerObserver):
     """Tells the driver what happens in the current task. Threads share it."""
 
-    def __init__(self, tell: Callable[[News], object], task: int = 0) -> None:
+    def __init__(self, tell: Callable[[tuple[int, Event | messages.Waiting]], object], task: int = 0) -> None:
         super().__init__(lambda message: tell((self.task, message)))
         self.task = task
 
@@ -145,9 +125,9 @@ class RunProcess:
             os.chdir(shipment.current_folder)
         apply_environment(shipment.environment)  # before the hub's clients are imported
         spec: WorkerSpec = pickle.loads(shipment.spec)
-        _check_folder(spec.folder, shipment.mark)
+        _check_folder(spec.store.folder, shipment.mark)
         if shipment.mark is None:  # the folder is for files that are made on this node
-            _remove_leftovers(spec.folder / WORK_FOLDER, run)
+            _remove_leftovers(spec.store.folder / WORK_FOLDER, run)
         self._spec = spec
         self._vocabulary_files = shipment.vocabulary_files
         apply_priority(spec.priority)
@@ -186,7 +166,7 @@ class RunProcess:
         )
 
     def _encode_batch(self, order: WorkOrder, tokens: list[Tokens]) -> EncodedBatch:
-        blocks: list[Encoded] = []
+        blocks: list[messages.Encoded] = []
         try:
             for batch in order.batch.members or (order.batch,):
                 self._check_input(batch)
@@ -198,54 +178,50 @@ class RunProcess:
                 told, held = hold_tokens(order, index, block)
                 if held is not None:
                     tokens.append(held)
-                blocks.append(Encoded(index, told))
+                blocks.append(messages.Encoded(index, told))
         except ShardError as error:
             return EncodedBatch(tuple(blocks), error)
         except (MemoryError, ProcessDiedError):
             raise
         except Exception as error:
-            bug = unexpected_error(self._source, order.batch, error, f"A task on {node_name()}")
+            bug = batch_bug(self._source, order.batch, error, f"A task on {node_name()}")
             return EncodedBatch(tuple(blocks), bug)
         return EncodedBatch(tuple(blocks))
 
     def _encode_in_process(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
         """Yield the blocks of a batch that has ended several workers, encoded one document at a time in a
-        process of its own; ProcessDiedError if that dies.
-
-        Ray tells that a worker has died, but not of what. It matters (worker_death.py): a document is
-        suspected if its process crashes, and never if it was killed from outside. So the process is a worker
-        of the local executor, whose exit code is seen, and it says which document it is about to encode.
-        """
+        process of its own; ProcessDiedError if that dies. Ray tells that a worker has died, but not of what.
+        It matters (task.py): a document is suspected if its process crashes, and never if it was killed from
+        outside. So the process is a worker of the local executor, whose exit code is seen, and it says which
+        document it is about to encode."""
         with contextlib.ExitStack() as loading:
             spec = loading.enter_context(unpacked(self._spec, self._vocabulary_files))
             worker = WorkerProcess(pickle.dumps(replace(spec, holds_tokens=False)))
             try:
                 while True:
-                    message: Message = worker.pipe.recv()
+                    message: messages.Message = worker.pipe.recv()
                     match message:
-                        case Ready():
+                        case messages.Ready():
                             loading.close()
                             worker.ready = True
                             send_order(worker.pipe, order, worker.pid)
-                        case Trying():  # the driver has to know of a document before it is tried
+                        case messages.Trying():  # the driver has to know of a document before it is tried
                             load_ray().get(self._board.announce.remote(self._observer.task, message.document))
-                        case Encoded():
+                        case messages.Encoded():
                             yield message.index, message.block
-                        case Failed():
+                        case messages.Failed():
                             raise message.error
-                        case Waiting():
+                        case messages.Waiting():
                             self._observer.set_wait(message.cause, message.reason)
                         case Event():
                             self._observer.tell(message)
-                        case Done():
+                        case messages.Done():
                             self._observer.add_fetched(message.fetched_bytes)
                             return
             except (EOFError, OSError):
                 death = worker.explain_end()
                 if not worker.ready:
-                    raise WorkerError(
-                        f"Workers die before they are ready: the last one {death.description}."
-                    ) from None
+                    raise died_early(death) from None
                 raise ProcessDiedError(death) from None
             finally:
                 worker.kill()
@@ -268,28 +244,30 @@ class RunProcess:
         observer = TaskObserver(self._board.tell.remote, order.number)
 
         def finish() -> FileResult:
-            if not order.on_own_disk:
-                return self._do(objects, order, observer)
-            assert isinstance(order.work, Segment)
-            with _scratch_file(str(order.work.path), self._run) as path:
-                return self._do(objects, _moved(order, order.work, path), observer)
+            work, path = order.work, None
+            with contextlib.ExitStack() as scratch:
+                if order.on_own_disk:
+                    assert isinstance(work, Segment)
+                    path = scratch.enter_context(_scratch_file(str(work.path), self._run))
+                    work = replace(work, path=path)
+                lost = self._write(objects, order, observer, path)
+                if lost or work is None:
+                    return FileResult(order.number, lost=tuple(lost))
+                return FileResult(order.number, self._spec.finish_file(work, observer))
 
-        return try_order(order, finish, lambda: f"A task on {node_name()}")
+        return messages.try_order(order, finish, lambda: f"A task on {node_name()}")
 
-    def _do(self, objects: Sequence[Any], order: FileOrder, observer: Observer) -> FileResult:
-        lost = self._write(objects, order, observer)
-        if lost or order.work is None:
-            return FileResult(order.number, lost=tuple(lost))
-        return FileResult(order.number, self._spec.finish_file(order.work, observer))
-
-    def _write(self, objects: Sequence[Any], order: FileOrder, observer: Observer) -> list[int]:
-        """Write the tokens, object by object; return the objects that are lost."""
+    def _write(
+        self, objects: Sequence[Any], order: FileOrder, observer: Observer, path: Path | None
+    ) -> list[int]:
+        """Write the tokens, object by object, into the file at `path`, if it is not where the order says;
+        return the objects that are lost."""
         ray = load_ray()
         by_object: dict[int, list[StoredTokens]] = {}
         for part in order.tokens:
             by_object.setdefault(part.object, []).append(part)
-        writer, lost = self._spec.make_writer(observer), []
-        try:
+        lost = []
+        with contextlib.closing(self._spec.make_writer(observer)) as writer:
             for index, parts in by_object.items():
                 try:
                     arrays = ray.get(objects[index])
@@ -297,21 +275,18 @@ class RunProcess:
                     lost.append(index)
                     continue
                 for part in parts:
-                    writer.write(arrays[part.array], part.placement)
+                    placement = part.placement if path is None else replace(part.placement, path=str(path))
+                    writer.write(arrays[part.array], placement)
             if order.work is None:
                 writer.sync()  # the node that seals the file has to see it
-        finally:
-            writer.close()
         return lost
 
 
 @contextlib.contextmanager
 def _scratch_file(path: str, run: str) -> Iterator[Path]:
-    """Make an empty file on this node, named after `path`, and remove it in the end.
-
-    Nobody else has one of the same name: when the line to a process breaks its order is done again, and the
-    first one may still be running, on this node.
-    """
+    """Make an empty file on this node, named after `path`, and remove it in the end. Nobody else has one of
+    the same name: when the line to a process breaks its order is done again, and the first one may still be
+    running, on this node."""
     folder, name = os.path.split(path)
     try:
         make_folder(Path(folder))
@@ -336,12 +311,6 @@ def _remove_leftovers(folder: Path, run: str) -> None:
         if f".{run}-" not in path.name:
             with contextlib.suppress(OSError):  # another process may do the same now
                 path.unlink()
-
-
-def _moved(order: FileOrder, segment: Segment, path: Path) -> FileOrder:
-    """Return an order that makes the segment's file at this path."""
-    tokens = [replace(part, placement=replace(part.placement, path=str(path))) for part in order.tokens]
-    return replace(order, tokens=tuple(tokens), work=replace(segment, path=path))
 
 
 def _check_folder(folder: Path, mark: str | None) -> None:
