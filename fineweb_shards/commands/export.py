@@ -17,8 +17,7 @@ from fineweb_shards.run.output_text import (
     warning_lines,
 )
 from fineweb_shards.stream.split import VAL_SETTINGS
-from fineweb_shards.system.signals import Interrupts
-from fineweb_shards.system.standard_streams import ignore_closed_output
+from fineweb_shards.system.standard_streams import Interrupts, ignore_closed_output
 from fineweb_shards.units import show_bytes, show_seconds
 from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result
 

@@ -13,8 +13,7 @@ from fineweb_shards.storage.bucket_address import BucketAddress, copy_command
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.retry import Retrier
-from fineweb_shards.system.signals import Interrupts
-from fineweb_shards.system.standard_streams import ignore_closed_output
+from fineweb_shards.system.standard_streams import Interrupts, ignore_closed_output
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen
 

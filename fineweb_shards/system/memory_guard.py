@@ -11,15 +11,9 @@ import enum
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from fineweb_shards.system.machine import (
-    MemoryLimit,
-    memory_limits,
-    memory_stall_percent,
-    private_memory_bytes,
-    process_memory_bytes,
-)
+from fineweb_shards.system import machine
+from fineweb_shards.system.machine import MemoryLimit
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.units import show_bytes
 
@@ -37,10 +31,11 @@ STALL_RELIEF_PERCENT = 5.0
 RETIRE_AFTER_SECONDS = 10.0
 # A worker that exceeds its share of the budget is replaced, but not more often than this.
 RENEW_EVERY_SECONDS = 30.0
-# Of many processes only some are measured at each look.
-MEASURED_AT_ONCE = 9
+MEASURED_AT_ONCE = 9  # of many processes only some are measured at each look
 _FIRST_AFTER_SECONDS = 1.0  # a process that has just started has not loaded its libraries yet
 _EVERY_SECONDS = 15.0
+
+Reading = tuple[Sequence[MemoryLimit], float]  # the machine and its control groups; percent of time stalled
 
 
 class Advice(enum.Enum):
@@ -48,26 +43,6 @@ class Advice(enum.Enum):
 
     RETIRE = "end the largest worker"
     RENEW = "end the largest worker when it has nothing to do, and start another"
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One measurement of the memory of the machine and its control groups."""
-
-    limits: Sequence[MemoryLimit]
-    stall_percent: float
-
-
-def read_memory() -> Reading:
-    return Reading(memory_limits(), memory_stall_percent())
-
-
-@dataclass(slots=True)
-class _Rest:
-    """What a process has beside its private memory."""
-
-    due: float  # when it is measured next
-    bytes: int = 0
 
 
 class ProcessMemory:
@@ -80,14 +55,14 @@ class ProcessMemory:
 
     def __init__(
         self,
-        exact: Callable[[int], int | None] = process_memory_bytes,
-        private: Callable[[int], int | None] = private_memory_bytes,
+        exact: Callable[[int], int | None] = machine.process_memory_bytes,
+        private: Callable[[int], int | None] = machine.private_memory_bytes,
         clock: Clock | None = None,
     ) -> None:
         self._exact = exact
         self._private = private
         self._clock = clock or Clock()
-        self._rests: dict[int, _Rest] = {}
+        self._rests: dict[int, tuple[float, int]] = {}  # when it is measured next, and what it was
 
     def measure(self, pid: int) -> int | None:
         """Return a process's memory; None if it has ended, or if that is not known."""
@@ -95,11 +70,11 @@ class ProcessMemory:
         if private is None:
             self._rests.pop(pid, None)
             return None
-        rest = self._rests.setdefault(pid, _Rest(now + _FIRST_AFTER_SECONDS))
-        if now >= rest.due:
-            rest.due = now + _EVERY_SECONDS
-            rest.bytes = (self._exact(pid) or private) - private
-        return private + rest.bytes
+        due, rest = self._rests.setdefault(pid, (now + _FIRST_AFTER_SECONDS, 0))
+        if now >= due:
+            rest = (self._exact(pid) or private) - private
+            self._rests[pid] = (now + _EVERY_SECONDS, rest)
+        return private + rest
 
 
 class MemoryGuard:
@@ -108,7 +83,7 @@ class MemoryGuard:
     def __init__(
         self,
         worker_bytes: int,
-        read: Callable[[], Reading] = read_memory,
+        read: Callable[[], Reading] = lambda: (machine.memory_limits(), machine.memory_stall_percent()),
         measure: Callable[[int], int | None] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -121,9 +96,8 @@ class MemoryGuard:
         self._read = read
         self._clock = clock or Clock()
         self._measure = measure or ProcessMemory(clock=self._clock).measure
-        self._next_look = self._clock.now()
+        self._next_look = self._next_renewal = self._clock.now()
         self._next_retirement = 0.0
-        self._next_renewal = self._next_look
 
     def look(self, workers: Sequence[int]) -> Advice | None:
         """Measure, and return what to do about the workers, if anything; `workers` are process ids."""
@@ -131,7 +105,14 @@ class MemoryGuard:
         if now < self._next_look:
             return None
         self._next_look = now + LOOK_EVERY_SECONDS
-        self._measure_processes(workers)
+        # This process and its workers; of many workers, only some each time.
+        pids = deque((os.getpid(), *workers))
+        pids.rotate(-self._first)
+        sizes = {pid: self._measure(pid) or 0 for pid in list(pids)[:MEASURED_AT_ONCE]}
+        self._first = (self._first + len(sizes)) % len(pids)
+        self._sizes = {pid: sizes.get(pid, self._sizes.get(pid, 0)) for pid in pids}
+        self.used_bytes = sum(self._sizes.values())
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         before, self.shortage = self.shortage, self._find_shortage()
         if self.shortage:
             if before is None:
@@ -149,24 +130,13 @@ class MemoryGuard:
         """Return a worker's memory at the last measurement."""
         return self._sizes.get(worker, 0)
 
-    def _measure_processes(self, workers: Sequence[int]) -> None:
-        """Measure this process and its workers; of many workers, only some each time."""
-        measured = deque((os.getpid(), *workers))
-        measured.rotate(-self._first)
-        now = list(measured)[:MEASURED_AT_ONCE]
-        self._first = (self._first + len(now)) % len(measured)
-        sizes = {pid: self._measure(pid) or 0 for pid in now}
-        self._sizes = {pid: sizes.get(pid, self._sizes.get(pid, 0)) for pid in measured}
-        self.used_bytes = sum(self._sizes.values())
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-
     def _find_shortage(self) -> str | None:
         """Describe what is short now; None if nothing is."""
-        reading = self._read()
+        limits, stall_percent = self._read()
         factor = RELIEF if self.shortage else 1
-        for limit in reading.limits:
+        for limit in limits:
             if limit.available_bytes < factor * min(SHORT_BYTES, limit.total_bytes // SHORT_SHARE):
                 return f"{limit.name} has {show_bytes(max(0, limit.available_bytes))} of memory left"
-        if reading.stall_percent > (STALL_RELIEF_PERCENT if self.shortage else STALL_PERCENT):
-            return f"programs wait for memory {reading.stall_percent:.0f} % of the time"
+        if stall_percent > (STALL_RELIEF_PERCENT if self.shortage else STALL_PERCENT):
+            return f"programs wait for memory {stall_percent:.0f} % of the time"
         return None

@@ -20,7 +20,6 @@ _SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re
 _UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]?B|bytes|s|min|h|d|%|times)(?:\W|$))")
 _GLUE = "\N{WORD JOINER}"
 _CODE_INDENT = "    "
-_FALLBACK_SIZE = os.terminal_size((80, 24))
 # What a kernel sets for the commands of its cells. The first is set by Jupyter, which starts the kernel, and
 # not by an editor that starts one itself; the last three by the kernel (ipykernel, `init_environment`).
 _NOTEBOOK_MARKS = ("JPY_PARENT_PID", "COLAB_RELEASE_TAG")
@@ -80,13 +79,10 @@ def terminal_size(stream: TextIO) -> os.terminal_size:
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):  # no terminal, or a closed one
-        size = _FALLBACK_SIZE
-    columns, lines = (_positive(os.environ.get(name)) for name in ("COLUMNS", "LINES"))
+        size = os.terminal_size((0, 0))
+    texts = os.environ.get("COLUMNS", ""), os.environ.get("LINES", "")
+    columns, lines = (int(text) if text.isdecimal() else 0 for text in texts)
     return os.terminal_size((columns or size.columns or 80, lines or size.lines or 24))
-
-
-def _positive(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
 
 
 def wrap(line: str, columns: int, *, hang: int | None = None, break_words: bool = False) -> list[str]:

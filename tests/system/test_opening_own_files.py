@@ -36,7 +36,7 @@ ELSEWHERE = {
     "storage/hub_download.py": {"truncate"},  # of a file that is open
     "storage/local.py": {"open"},  # a pipe of the input, to read from
     "store/folder_store.py": {"truncate"},  # of a file that is open
-    "writing/growing_file.py": {"truncate"},  # the same
+    "writing/output.py": {"truncate"},  # the same
     "reading/token_file.py": {"memmap"},  # to read, as in the next one
     "loader/shard_cache.py": {"memmap"},
     "loader/forkable_store.py": {"open"},  # a pipe that is open
