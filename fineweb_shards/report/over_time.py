@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from fineweb_shards.report.charts import Chart, Gap, LimitLine, Place
 from fineweb_shards.report.facts import Facts, Table, show_moment
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.history import WAIT, History, Mark, Point
+from fineweb_shards.watching.run_files import WAIT, History, Mark, Point
 
 _SHOWN_MARKS = 100
 _BINS = 150

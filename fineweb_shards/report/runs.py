@@ -11,7 +11,7 @@ from itertools import pairwise
 from fineweb_shards.report.facts import Facts, Table, show_moment
 from fineweb_shards.store.manifest import InputPart
 from fineweb_shards.units import show_bytes, show_count, show_seconds
-from fineweb_shards.watching.history import WAIT, Mark, RunRecord
+from fineweb_shards.watching.run_files import WAIT, Mark, RunRecord
 from fineweb_shards.watching.status import RUNNING, describe_status, resume_command
 
 _SHOWN_RUNS = 100

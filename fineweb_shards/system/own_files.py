@@ -76,12 +76,10 @@ def open_descriptor(path: Path | str, flags: int, *, follow_links: bool = False)
             refuse_link(path)
         flags |= _NO_FOLLOW
     try:
-        try:
-            descriptor = os.open(path, flags | _ALWAYS, 0o666)
-        except FileExistsError:
+        if flags & os.O_EXCL:
             refuse_other_kinds(path)
-            os.unlink(path)
-            descriptor = os.open(path, flags | _ALWAYS, 0o666)
+            path.unlink(missing_ok=True)
+        descriptor = os.open(path, flags | _ALWAYS, 0o666)
     except OSError:
         refuse_other_kinds(path)  # which says more than the number of an error
         raise

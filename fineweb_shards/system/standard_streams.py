@@ -177,7 +177,15 @@ class Interrupts:
         if number != _HANGUP:
             self._requests += 1
         if self._requests > 1:
-            self._end_at_once(number)
+            wipe = self.wipe_sequence()
+            resume = shown_on(sys.stderr, f"resume with: {self._resume}")
+            text = f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n{resume}\n"
+            for sink in _sinks():
+                sink.silent = True  # other threads can't write after it
+            with contextlib.suppress(OSError):
+                if select.select([], [2], [], 0)[1]:
+                    os.write(2, text.encode("ascii", "backslashreplace"))
+            os._exit(128 + number)
         if not self._stopping:
             self._stopping = True
             for sink in _sinks():
@@ -185,17 +193,6 @@ class Interrupts:
             self.on_stop()
             closed = number == _HANGUP
             raise Interrupted("The terminal was closed." if closed else "Interrupted.", 128 + number)
-
-    def _end_at_once(self, number: int) -> None:
-        wipe = self.wipe_sequence()
-        resume = shown_on(sys.stderr, f"resume with: {self._resume}")
-        text = f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n{resume}\n"
-        for sink in _sinks():
-            sink.silent = True  # other threads can't write after it
-        with contextlib.suppress(OSError):
-            if select.select([], [2], [], 0)[1]:
-                os.write(2, text.encode("ascii", "backslashreplace"))
-        os._exit(128 + number)
 
 
 def raise_interrupts() -> None:

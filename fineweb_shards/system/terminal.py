@@ -3,6 +3,8 @@ what a terminal can redraw."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import os
 import re
 import textwrap
@@ -129,13 +131,8 @@ def clip(text: str, columns: int) -> str:
     """Cut the text to `columns`, with `…` at the end if something is missing."""
     if cells(text) <= columns:
         return text
-    kept, left = "", columns - 1
-    for char in text:
-        left -= _cells_of(char)
-        if left < 0:
-            break
-        kept += char
-    return kept + "…"
+    ends = list(itertools.accumulate(_cells_of(char) for char in text))
+    return text[: bisect.bisect_right(ends, columns - 1)] + "…"
 
 
 def _cells_of(char: str) -> int:

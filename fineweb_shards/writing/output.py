@@ -203,35 +203,29 @@ class _Checkpoint:
         return [*records[:-1], *(replace(record, counts=self.counts) for record in records[-1:])]
 
 
+@dataclass(eq=False)
 class Output:
     """Places blocks in their order. Everything that `manifest` records is durable. `on_record` is called with
-    the new records of each checkpoint, and its place in the stream."""
+    the new records of each checkpoint, and its place in the stream; `add_totals` adds seconds, memory and the
+    like to a manifest before it is saved."""
 
-    def __init__(
-        self,
-        spec: OutputSpec,
-        manifest: Manifest,
-        plane: DataPlane,
-        disk: Disk,
-        *,
-        add_totals: Callable[[Manifest], Manifest] = lambda manifest: manifest,
-        on_record: Callable[[Sequence[ShardRecord], Cursors], None] = lambda records, end: None,
-    ) -> None:
-        self.manifest = manifest
-        self._manifest_file = ManifestFile(spec.store)
-        self._spec = spec
-        self._plane = plane
-        self._disk = disk
-        self._add_totals = add_totals  # adds seconds, memory and the like to a manifest before it is saved
-        self._on_record = on_record
-        self._tokens = {split: tokens_of(manifest.shards, split) for split in SPLITS}  # placed so far
+    spec: OutputSpec
+    manifest: Manifest
+    plane: DataPlane
+    disk: Disk
+    add_totals: Callable[[Manifest], Manifest] = lambda manifest: manifest
+    on_record: Callable[[Sequence[ShardRecord], Cursors], None] = lambda records, end: None
+
+    def __post_init__(self) -> None:
+        self._manifest_file = ManifestFile(self.spec.store)
+        self._tokens = {split: tokens_of(self.manifest.shards, split) for split in SPLITS}  # placed so far
         self._files: dict[Split, GrowingFile] = {}  # to which the next tokens belong
         self._unnamed: list[GrowingFile] = []  # these, and those that are full but not named yet
         self._writes: deque[Future[None]] = deque()  # of placements, in order, that may not be written yet
         self._placed = 0  # placements
         self._checkpoints: deque[_Checkpoint] = deque()  # that are not in the manifest yet
         self._counts = Counts()  # since the last checkpoint
-        self._end = manifest.end
+        self._end = self.manifest.end
 
     def __enter__(self) -> Output:
         return self
@@ -249,7 +243,7 @@ class Output:
                     file.discard(kept=whole)
         if isinstance(error, (ShardError, Interrupted)) and type(error) is not OutputError:
             # Not for long, and the first error is the one to tell.
-            self._spec.store.hurry(_LONGEST_LAST_SECONDS)
+            self.spec.store.hurry(_LONGEST_LAST_SECONDS)
             with contextlib.suppress(ShardError, Interrupted, TimeoutError):
                 self._settle(0, longest_seconds=_LONGEST_LAST_SECONDS)
         for file in self._unnamed:
@@ -275,22 +269,35 @@ class Output:
                     after = self._placed + len(placements)
                     self._begin_checkpoint(after, {part.split} if part.fills_shard else set())
         finally:  # what is placed may have filled a shard, even if there is no space for the next one
-            self._writes.extend(self._plane.place(tokens, placements))
+            self._writes.extend(self.plane.place(tokens, placements))
             self._placed += len(placements)
-        self._settle(checkpoints_at_once(self._plane.workers))
+        self._settle(checkpoints_at_once(self.plane.workers))
+
+    def _file(self, split: Split) -> GrowingFile:
+        """Return the file to which the next tokens of a split belong; create it if there is none."""
+        if split not in self._files:
+            spec, tokens = self.spec, self._tokens[split]
+            numbering = Numbering(spec.layout, spec.shard_tokens, spec.split_rule, self.manifest.digits)
+            numbering.check_width(split, self._tokens)
+            name, begin = numbering.name(split, self._tokens), numbering.begin(tokens)
+            file = GrowingFile(name, spec.store, spec.shard_format, split, self.disk, begin)
+            self._unnamed.append(file)
+            file.open()
+            self._files[split] = file
+        return self._files[split]
 
     def finish(self) -> Manifest:
         """Give every file its final name, and save the manifest as complete."""
         self._settle(0)
         # Open files that still grow, so that they are finished even if this run has added nothing.
         files = list_files(self.manifest.shards)
-        everything = self._spec.store.find_all(file.name for file in files)
+        everything = self.spec.store.find_all(file.name for file in files)
         for file in files:
             found = everything.get(file.name)
             # One that is longer was named by a run that was killed before it recorded the rest.
             if found is not None and (not found.named or found.size_bytes > file.end_bytes):
                 self._file(file.split)
-        dropped = self._files.pop("train", None) if self._spec.drop_short else None
+        dropped = self._files.pop("train", None) if self.spec.drop_short else None
         if dropped is not None:
             records = self.manifest.shards
             kept = tuple(record for record in records if record.name != dropped.name)
@@ -302,9 +309,9 @@ class Output:
         self._settle(0)
         assert not self._checkpoints, "a complete manifest has everything"
         # Sidecars, of several files at once; while the disk is full, wait and try again.
-        finished, at_once = list_finished(self._spec.store, self.manifest), max(1, self._plane.workers)
+        finished, at_once = list_finished(self.spec.store, self.manifest), max(1, self.plane.workers)
         for first in range(0, len(finished), at_once):
-            self._disk.attempt(partial(self._write_sidecars, finished[first : first + at_once]))
+            self.disk.attempt(partial(self._write_sidecars, finished[first : first + at_once]))
         manifest = self.manifest
         totals = {
             "shards": manifest.shard_count,
@@ -313,25 +320,23 @@ class Output:
             "dropped_tokens": dropped.tokens if dropped else 0,
             **asdict(manifest.counts + self._counts),  # with those of a rest that has no token
         }
-        _abort_uploads(self._spec.store, manifest)  # of workers that died, or that were not answered
+        _abort_uploads(self.spec.store, manifest)  # of workers that died, or that were not answered
         self._save(replace(manifest, complete=True, totals=totals))
         if dropped is not None:  # only now: until here the saved manifest may have named a part of it
             dropped.discard()
-            self._spec.store.remove([dropped.name])
+            self.spec.store.remove([dropped.name])
         return self.manifest
 
     def _write_sidecars(self, files: Sequence[FinishedFile]) -> None:
-        writes = [self._plane.write_sidecars(file) for file in files]
+        writes = [self.plane.write_sidecars(file) for file in files]
         failures = []
         for write in writes:
             try:
-                self._plane.wait(write)
+                self.plane.wait(write)
             except OutputError as error:
                 failures.append(error)  # not raised yet: a second try must not meet the rest of the first
         if failures:
             raise failures[0]
-
-    # Checkpoints
 
     def _begin_checkpoint(self, after: int, whole: set[Split]) -> None:
         """End the segments of all files, which the first `after` placements have filled; the files of `whole`
@@ -355,9 +360,9 @@ class Output:
             first = self._checkpoints[0]
             if first.seals:
                 for seal in first.seals:
-                    self._plane.wait(seal, longest_seconds)
+                    self.plane.wait(seal, longest_seconds)
             elif self._writes:
-                self._plane.wait(self._writes[0], longest_seconds)
+                self.plane.wait(self._writes[0], longest_seconds)
             else:
                 return  # an interruption has come between its placements and their futures
             self.advance()
@@ -375,9 +380,9 @@ class Output:
                 joins_parts = any(segment.whole and segment.begin for segment in checkpoint.segments)
                 if joins_parts and checkpoint is not self._checkpoints[0]:
                     break  # a store that puts parts together needs those before it
-                self._spec.store.check_lock()
+                self.spec.store.check_lock()
                 # All or none: after Ctrl-C in between, half of them would look like all.
-                seals = [self._plane.seal(segment) for segment in checkpoint.segments]
+                seals = [self.plane.seal(segment) for segment in checkpoint.segments]
                 checkpoint.seals.extend(seals)
             sealed = list(itertools.takewhile(self._is_sealed, self._checkpoints))
             if not sealed:
@@ -398,14 +403,14 @@ class Output:
     def _record(self, checkpoints: Sequence[_Checkpoint]) -> None:
         """Name the files that are whole, and save the manifest with the new segments. All checkpoints that
         are sealed are recorded together: saving takes a bucket a fifth of a second."""
-        self._spec.store.check_lock()
+        self.spec.store.check_lock()
         records: list[ShardRecord] = []
         for checkpoint in checkpoints:
             for segment in checkpoint.segments:
                 try:
-                    self._spec.store.name_file(segment)
+                    self.spec.store.name_file(segment)
                 except OSError as error:
-                    raise output_error(self._spec.store.folder / segment.name, error) from error
+                    raise output_error(self.spec.store.folder / segment.name, error) from error
                 if segment.whole:
                     self._unnamed = [file for file in self._unnamed if file.name != segment.name]
             records += checkpoint.make_records()
@@ -415,24 +420,9 @@ class Output:
         # An interruption may have come after some of them were recorded.
         recorded = self.manifest.shards[-_MOST_RECORDS:]
         self._save(self.manifest.append(*(record for record in records if record not in recorded)))
-        self._on_record(records, checkpoints[-1].end)
+        self.on_record(records, checkpoints[-1].end)
 
     def _save(self, manifest: Manifest) -> None:
         """Add the totals to a manifest and save it durably."""
-        self.manifest = self._add_totals(manifest)
-        self._disk.attempt(lambda: self._manifest_file.save(self.manifest))
-
-    # Files
-
-    def _file(self, split: Split) -> GrowingFile:
-        """Return the file to which the next tokens of a split belong; create it if there is none."""
-        if split not in self._files:
-            spec, tokens = self._spec, self._tokens[split]
-            numbering = Numbering(spec.layout, spec.shard_tokens, spec.split_rule, self.manifest.digits)
-            numbering.check_width(split, self._tokens)
-            name, begin = numbering.name(split, self._tokens), numbering.begin(tokens)
-            file = GrowingFile(name, spec.store, spec.shard_format, split, self._disk, begin)
-            self._unnamed.append(file)
-            file.open()
-            self._files[split] = file
-        return self._files[split]
+        self.manifest = self.add_totals(manifest)
+        self.disk.attempt(lambda: self._manifest_file.save(self.manifest))

@@ -16,8 +16,7 @@ from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.system import own_files
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.own_files import WORK_FOLDER, ForeignFileError, claim_folder, open_own, read_file
-from fineweb_shards.watching.heartbeat import load_heartbeat
-from fineweb_shards.watching.history import load_history
+from fineweb_shards.watching.run_files import load_heartbeat, load_history
 from fineweb_shards.watching.status import read_status
 from tests.support import inline
 from tests.support.documents import make_documents
