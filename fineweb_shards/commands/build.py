@@ -26,8 +26,7 @@ from fineweb_shards.run.build import Outcome, build
 from fineweb_shards.run.output_text import output_warnings, result_lines
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.system.machine import apply_priority
-from fineweb_shards.system.signals import Interrupts
-from fineweb_shards.system.standard_streams import ignore_closed_output
+from fineweb_shards.system.standard_streams import Interrupts, ignore_closed_output
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.screen import choose_screen, print_result, put_json

@@ -22,8 +22,7 @@ from fineweb_shards.store.opening import scratch_folder
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.retry import Retrier
-from fineweb_shards.system.signals import Interrupts
-from fineweb_shards.system.standard_streams import ignore_closed_output
+from fineweb_shards.system.standard_streams import Interrupts, ignore_closed_output
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_number_of, show_seconds
 from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result

@@ -20,8 +20,7 @@ from fineweb_shards.errors import Interrupted, NoMatch, NoTrainingError, ReaderG
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.machine import check_address_space
 from fineweb_shards.system.shell_commands import PROGRAM, program, take_typed_command
-from fineweb_shards.system.signals import ignore_signals, raise_interrupts
-from fineweb_shards.system.standard_streams import prepare_streams
+from fineweb_shards.system.standard_streams import ignore_signals, prepare_streams, raise_interrupts
 from fineweb_shards.watching.screen import print_error
 
 SUBCOMMANDS = {

@@ -69,7 +69,7 @@ class InProcessPlane(DataPlane):
     def __init__(self, store: Store, shard_format: ShardFormat, disk: Disk) -> None:
         self._store = store
         self._format = shard_format
-        self._max_wait_seconds = disk.max_wait_seconds
+        self._max_wait_seconds = disk.max_outage_seconds
         self._writer = TokenWriter(shard_format, disk)
 
     @property

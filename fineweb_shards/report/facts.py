@@ -21,7 +21,7 @@ from fineweb_shards.reading.statistics import (
 )
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.own_files import WORK_FOLDER
-from fineweb_shards.watching.history import History, load_history
+from fineweb_shards.watching.run_files import History, load_history
 from fineweb_shards.watching.status import Status, read_status
 
 _SAMPLES = 5

@@ -24,11 +24,12 @@ from fineweb_shards.system.terminal import printable
 from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import Vocabulary
-from fineweb_shards.watching.history import RUN_COMPLETE, RunRecord
+from fineweb_shards.watching.run_files import RunRecord
 from fineweb_shards.watching.status import RUNNING
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+from fineweb_shards.watching.run_files import State
 
 _REFRESH_SECONDS = 60
 
@@ -108,9 +109,9 @@ def closing_lines(store: Store, run: RunRecord) -> list[str]:
         rows.append(("fetched", f"{show_bytes(run.fetched_bytes)}, {speed}/s on average"))
     if waits := run.describe_waits():
         rows.append(("waited", waits))
-    begun = run.new_tokens > 0 or run.ending == RUN_COMPLETE
+    begun = run.new_tokens > 0 or run.ending == State.COMPLETE
     if begun and (page := report_path(store.folder)).is_file():
         rows.append(("report", str(page)))
-        if store.is_remote and run.ending == RUN_COMPLETE:
+        if store.is_remote and run.ending == State.COMPLETE:
             rows.append(("", f"a copy: {store.location}/{WORK_FOLDER}/{page.name}"))
     return [f"{name:<10} {text}" for name, text in rows]

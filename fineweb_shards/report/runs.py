@@ -15,7 +15,7 @@ from fineweb_shards.report.charts import Chart, Place, Stretch
 from fineweb_shards.report.facts import Facts, Section, Table, show_moment
 from fineweb_shards.store.manifest import InputPart
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.history import WAIT, Mark, Point, RunRecord
+from fineweb_shards.watching.run_files import WAIT, Mark, Point, RunRecord
 from fineweb_shards.watching.status import RUNNING, describe_status, resume_command
 
 _MOST_COLUMNS = 6  # of figures, see page.css

@@ -41,11 +41,9 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import Cursors, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.heartbeat import current_invocation
-from fineweb_shards.watching.history import RunRecord, load_history
-from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.monitor import Monitor, ReportFunctions, StartObserver
 from fineweb_shards.watching.progress import Progress, Total
+from fineweb_shards.watching.run_files import EventLog, RunRecord, current_invocation, load_history
 from fineweb_shards.watching.screen import Screen, WaitsOnScreen
 from fineweb_shards.writing.output import Output, begin_output, make_packer
 

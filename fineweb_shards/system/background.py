@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import TypeVar, cast
+from functools import partial
+from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -20,26 +21,22 @@ def map_in_background(
 ) -> Iterator[Result]:
     """Yield what `action` returns for each item, in their order, with `threads` of them at work. If nobody
     wants more, no further item is begun, and nobody waits for those that are."""
-    work = [(item, Future[Result]()) for item in items]
+    work = [(Future[Result](), partial(action, item)) for item in items]
     left = iter(work)
-    turn = threading.Lock()
-    stopped = threading.Event()
+    turn, stopped = threading.Lock(), threading.Event()
 
     def run() -> None:
         while not stopped.is_set():
             with turn:
-                item, future = next(left, (None, None))
-            if future is None:
+                task = next(left, None)
+            if task is None:
                 return
-            try:
-                future.set_result(action(cast(Item, item)))
-            except BaseException as error:  # raised again by `future.result()`
-                future.set_exception(error)
+            _fulfil(*task)
 
     for _ in range(min(threads, len(work))):
         threading.Thread(target=run, daemon=True).start()
     try:
-        for _, future in work:
+        for future, _ in work:
             yield future.result()
     finally:
         stopped.set()
@@ -48,12 +45,12 @@ def map_in_background(
 def in_background(action: Callable[[], Result]) -> Future[Result]:
     """Start `action` in a thread; the future holds what it returns or raises."""
     future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(action())
-        except BaseException as error:  # raised again by `future.result()`
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=_fulfil, args=(future, action), daemon=True).start()
     return future
+
+
+def _fulfil(future: Future[Result], action: Callable[[], Result]) -> None:
+    try:
+        future.set_result(action())
+    except BaseException as error:  # raised again by `future.result()`
+        future.set_exception(error)

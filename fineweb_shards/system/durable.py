@@ -17,17 +17,15 @@ from typing import BinaryIO
 
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
 from fineweb_shards.system.own_files import WORK_FOLDER as WORK_FOLDER
-from fineweb_shards.system.own_files import (
-    ForeignFileError,
-    claim_folder,
-    open_own,
-    refuse_other_kinds,
-)
+from fineweb_shards.system.own_files import ForeignFileError, claim_folder, open_own, refuse_other_kinds
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 LOCK_NAME = "lock"
-_TRIES = 5
 _RETRY_SECONDS = 0.02
-_TRIES_AMONG_READERS = 500
 
 
 def is_lock_name(name: str) -> bool:
@@ -109,23 +107,21 @@ class FolderLock:
     `is_own`: this program has chosen the folder's name, not the user, so it must be ours like those in it."""
 
     def __init__(self, folder: Path, *, is_own: bool = False) -> None:
-        self._path = folder / WORK_FOLDER / LOCK_NAME
-        self._folder = folder
-        self._is_own = is_own
+        self._folder, self._is_own = folder, is_own
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> FolderLock:
+        path = self._folder / WORK_FOLDER / LOCK_NAME
         try:
             if self._is_own:
                 claim_folder(self._folder)
-            claim_folder(self._path.parent)
-            file = open_own(self._path, "a+b", buffering=0)
+            claim_folder(path.parent)
+            file = open_own(path, "a+b", buffering=0)
         except (NotADirectoryError, FileExistsError) as error:
-            raise OutputError(
-                f"{self._folder}: this is a file, not a folder.", "Choose another --out."
-            ) from error
+            message = f"{self._folder}: this is a file, not a folder."
+            raise OutputError(message, "Choose another --out.") from error
         except OSError as error:
-            raise output_error(self._path, error) from error
+            raise output_error(path, error) from error
         if not _try_lock_repeatedly(file):
             file.seek(0)
             holder = file.read(64).decode("ascii", "replace").strip() or "unknown"
@@ -136,7 +132,7 @@ class FolderLock:
             file.write(str(os.getpid()).encode())
         except OSError as error:
             file.close()
-            raise output_error(self._path, error) from error
+            raise output_error(path, error) from error
         self._file = file
         return self
 
@@ -159,9 +155,7 @@ def is_locked(folder: Path) -> bool:
 def lock_file(file: BinaryIO) -> None:
     """Wait until this process alone has a file locked; closing the file frees it. For locks that nobody
     holds for longer than a moment."""
-    if os.name != "nt":
-        import fcntl
-
+    if fcntl:
         fcntl.flock(file, fcntl.LOCK_EX)
         return
     while not try_lock(file):
@@ -172,12 +166,12 @@ def _try_lock_repeatedly(file: BinaryIO) -> bool:
     """Try to lock for a moment, because `is_locked` in other processes holds a shared lock for an instant.
     Any number of those is no reason to give up; an exclusive lock, which only a run holds, is."""
     refusals = 0
-    for _ in range(_TRIES_AMONG_READERS):
+    for _ in range(500):
         if try_lock(file):
             return True
         refusals += not try_lock(file, shared=True)  # refused only if another process holds it exclusively
         unlock(file)
-        if refusals == _TRIES:
+        if refusals == 5:
             return False
         time.sleep(_RETRY_SECONDS)
     return False
@@ -186,7 +180,7 @@ def _try_lock_repeatedly(file: BinaryIO) -> bool:
 def try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
     """Lock a file if nobody else has it locked, or, if `shared`, if nobody has it for himself; return whether
     it is locked now. It is freed when the file and all copies of its descriptor are closed."""
-    if os.name == "nt":  # has no shared locks
+    if not fcntl:  # Windows, which has no shared locks
         import msvcrt
 
         try:
@@ -197,8 +191,6 @@ def try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
         finally:
             file.seek(0)
         return True
-    import fcntl
-
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:
@@ -208,7 +200,5 @@ def try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
 
 def unlock(file: BinaryIO) -> None:
     """Free a lock, also where a process that was forked meanwhile has the file open."""
-    if os.name != "nt":  # on Windows, unlocking fails if the lock was not obtained
-        import fcntl
-
+    if fcntl:  # on Windows, unlocking fails if the lock was not obtained
         fcntl.flock(file, fcntl.LOCK_UN)

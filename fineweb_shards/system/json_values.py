@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar
 
-_LAST_MOMENT = 253_402_300_799.0  # of the year 9999
-
 _LARGEST_NUMBER = 2**62  # fits into 64 bits; no count, size or time comes near it
 _IN_WORDS: dict[Any, str] = {
     int: "a whole number", float: "a number", str: "a text",
@@ -26,21 +24,17 @@ _IN_WORDS: dict[Any, str] = {
 Made = TypeVar("Made")
 
 
-def parse_json(data: bytes) -> Any:
-    """Parse a JSON text; ValueError if it is invalid, nested too deeply, or holds NaN or Infinity."""
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Parse a JSON text that must be an object; ValueError if it is invalid, nested too deeply, or holds NaN
+    or Infinity."""
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        return expect("it", json.loads(data.decode("utf-8"), parse_constant=_refuse_constant), dict)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not valid UTF-8 at byte {error.start:,}") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no valid JSON: {error}") from None
-
-
-def parse_object(data: bytes) -> dict[str, Any]:
-    """Parse a JSON text that must be an object."""
-    return expect("it", parse_json(data), dict)
 
 
 def expect(name: str, value: Any, kind: type[Made]) -> Made:
@@ -50,9 +44,9 @@ def expect(name: str, value: Any, kind: type[Made]) -> Made:
 
 def _convert(name: str, value: Any, kind: Any) -> Any:
     if words := _IN_WORDS.get(kind):
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise _wrong(name, value, words)
-        if (kind is int or kind is float) and not abs(value) <= _LARGEST_NUMBER:  # nor is it NaN or infinite
+        is_kind = type(value) is kind or (kind is float and type(value) is int)
+        # Nor is it NaN or infinite.
+        if not is_kind or (kind in (int, float) and not abs(value) <= _LARGEST_NUMBER):
             raise _wrong(name, value, words)
         return float(value) if kind is float else value
     if hasattr(kind, "__dataclass_fields__"):
@@ -91,7 +85,7 @@ def make(kind: type[Made], value: Any) -> Made:
 
 def check_moment(seconds: float) -> None:
     """Raise ValueError for seconds since 1970 that can't be shown as a date."""
-    if not 0 <= seconds <= _LAST_MOMENT:
+    if not 0 <= seconds <= 253_402_300_799:  # the end of the year 9999
         raise ValueError(f"{seconds} is no date")
 
 
@@ -109,13 +103,10 @@ def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
 
 
 def _wrong(name: str, value: Any, words: str) -> ValueError:
-    return ValueError(f"{name} is {_show(value)}, which is not {words}")
-
-
-def _show(value: Any) -> str:
-    """Shorten a value for a message; Python refuses to format a number of ten thousand digits."""
     if isinstance(value, dict | list):
-        return "a list" if isinstance(value, list) else "an object"
-    if isinstance(value, int) and value.bit_length() > 256:
-        return "a huge number"
-    return f"{value!r:.60}"
+        shown = _IN_WORDS[type(value)]
+    elif isinstance(value, int) and value.bit_length() > 256:
+        shown = "a huge number"  # Python refuses to format one of ten thousand digits
+    else:
+        shown = f"{value!r:.60}"
+    return ValueError(f"{name} is {shown}, which is not {words}")

@@ -25,13 +25,9 @@ from fineweb_shards.units import show_bytes
 _ADDRESS_SPACE_BYTES = 10**9
 # ioprio_set(2) has no name in Python; its number depends on the processor.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_IOPRIO_WHO_PROCESS = 1
-_IOPRIO_CLASS_IDLE = 3 << 13
+PRIORITIES = ("background", "normal")  # what `--priority` may say, the default first
 
 Result = TypeVar("Result")
-
-# What `--priority` may say, the default first.
-PRIORITIES = ("background", "normal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +42,33 @@ class MemoryLimit:
 def usable_cores() -> int:
     """Count the cores this process may use, by its affinity and the quota of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_cores()
-    return max(1, min(cores, int(quota))) if quota else cores
+    for folder in _cgroup_folders("cpu"):
+        version_1 = [*_read_words(folder / "cpu.cfs_quota_us"), *_read_words(folder / "cpu.cfs_period_us")]
+        for quota in (_read_words(folder / "cpu.max"), version_1):
+            if len(quota) == 2 and quota[0] not in ("max", "-1"):
+                cores = min(cores, int(quota[0]) // int(quota[1]))
+    return max(1, cores)
 
 
 def memory_limits() -> list[MemoryLimit]:
-    """Return the limit of the machine, and of every control group around this process that has one."""
+    """Return the limit of the machine, and of every control group (version 2 or 1) around this process that
+    has a lower one."""
     machine = _machine_memory()
-    return [machine, *(limit for limit in _limited_groups() if limit.total_bytes < machine.total_bytes)]
+    limits = [machine]
+    for folder in _cgroup_folders("memory"):
+        for limit_name, used_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, used = _read_words(folder / limit_name), _read_words(folder / used_name)
+            if limit and used and limit[0] != "max" and int(limit[0]) < machine.total_bytes:
+                # The page cache is counted as used, but freed before anything else.
+                stat = dict(line.split()[:2] for line in _read_lines(folder / "memory.stat"))
+                names = ("inactive_file", "active_file")  # in version 1 `total_` includes children
+                cached = sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in names)
+                taken = max(0, int(used[0]) - cached)
+                limits.append(MemoryLimit("the control group", int(limit[0]) - taken, int(limit[0])))
+    return limits
 
 
 def check_address_space() -> None:
@@ -109,7 +124,7 @@ def apply_priority(priority: str) -> None:
     os.nice(19)
     number = _IOPRIO_SET.get(platform.machine()) if sys.platform == "linux" else None
     if number is not None:
-        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE)
+        ctypes.CDLL(None).syscall(number, 1, 0, 3 << 13)  # this process, the class "idle"
 
 
 @contextlib.contextmanager
@@ -217,40 +232,6 @@ def _cgroup_folders(controller: str) -> list[Path]:
         group = root / path.lstrip("/")
         folders += [group, *(parent for parent in group.parents if parent.is_relative_to(root))]
     return folders
-
-
-def _cgroup_cores() -> float | None:
-    cores = []
-    for folder in _cgroup_folders("cpu"):
-        if (two := _read_words(folder / "cpu.max")) and two[0] != "max":
-            cores.append(int(two[0]) / int(two[1]))
-        quota, period = (_read_words(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        if quota and period and int(quota[0]) > 0:
-            cores.append(int(quota[0]) / int(period[0]))
-    return min(cores, default=None)
-
-
-def _limited_groups() -> list[MemoryLimit]:
-    """Return the memory limits of control groups, of version 2 and 1."""
-    found = []
-    for folder in _cgroup_folders("memory"):
-        for limit_name, used_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, used = _read_words(folder / limit_name), _read_words(folder / used_name)
-            if limit and used and limit[0] != "max":
-                taken = max(0, int(used[0]) - _cached_bytes(folder))
-                found.append(MemoryLimit("the control group", int(limit[0]) - taken, int(limit[0])))
-    return found
-
-
-def _cached_bytes(folder: Path) -> int:
-    """Return the size of a group's page cache: counted as used, but freed before anything else."""
-    wanted = {"inactive_file", "active_file"}
-    stat = dict(line.split()[:2] for line in _read_lines(folder / "memory.stat"))
-    names = {name.removeprefix("total_"): name for name in stat}  # in version 1 `total_` includes children
-    return sum(int(stat[names[name]]) for name in wanted if name in names)
 
 
 def _read_words(path: Path) -> list[str]:

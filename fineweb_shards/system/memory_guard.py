@@ -11,15 +11,10 @@ import enum
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from fineweb_shards.system.machine import (
-    MemoryLimit,
-    memory_limits,
-    memory_stall_percent,
-    private_memory_bytes,
-    process_memory_bytes,
-)
+from fineweb_shards.system import machine
+from fineweb_shards.system.machine import MemoryLimit
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.units import show_bytes
 
@@ -37,10 +32,12 @@ STALL_RELIEF_PERCENT = 5.0
 RETIRE_AFTER_SECONDS = 10.0
 # A worker that exceeds its share of the budget is replaced, but not more often than this.
 RENEW_EVERY_SECONDS = 30.0
-# Of many processes only some are measured at each look.
-MEASURED_AT_ONCE = 9
+MEASURED_AT_ONCE = 9  # of many processes only some are measured at each look
 _FIRST_AFTER_SECONDS = 1.0  # a process that has just started has not loaded its libraries yet
 _EVERY_SECONDS = 15.0
+
+Measure = Callable[[int], int | None]  # the memory of a process, if it is known
+Reading = tuple[Sequence[MemoryLimit], float]  # the machine and its control groups; percent of time stalled
 
 
 class Advice(enum.Enum):
@@ -50,26 +47,7 @@ class Advice(enum.Enum):
     RENEW = "end the largest worker when it has nothing to do, and start another"
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One measurement of the memory of the machine and its control groups."""
-
-    limits: Sequence[MemoryLimit]
-    stall_percent: float
-
-
-def read_memory() -> Reading:
-    return Reading(memory_limits(), memory_stall_percent())
-
-
-@dataclass(slots=True)
-class _Rest:
-    """What a process has beside its private memory."""
-
-    due: float  # when it is measured next
-    bytes: int = 0
-
-
+@dataclass(eq=False)
 class ProcessMemory:
     """Measures processes once a second, at little cost, and remembers of each the memory that is not private.
 
@@ -78,60 +56,57 @@ class ProcessMemory:
     then. (psutil was measured: twice the processor time per look, 40 ms to import.)
     """
 
-    def __init__(
-        self,
-        exact: Callable[[int], int | None] = process_memory_bytes,
-        private: Callable[[int], int | None] = private_memory_bytes,
-        clock: Clock | None = None,
-    ) -> None:
-        self._exact = exact
-        self._private = private
-        self._clock = clock or Clock()
-        self._rests: dict[int, _Rest] = {}
+    exact: Measure = machine.process_memory_bytes
+    private: Measure = machine.private_memory_bytes
+    clock: Clock = field(default_factory=Clock)
+    _rests: dict[int, tuple[float, int]] = field(default_factory=dict)  # when it is measured next, its size
 
     def measure(self, pid: int) -> int | None:
         """Return a process's memory; None if it has ended, or if that is not known."""
-        private, now = self._private(pid), self._clock.now()
+        private, now = self.private(pid), self.clock.now()
         if private is None:
             self._rests.pop(pid, None)
             return None
-        rest = self._rests.setdefault(pid, _Rest(now + _FIRST_AFTER_SECONDS))
-        if now >= rest.due:
-            rest.due = now + _EVERY_SECONDS
-            rest.bytes = (self._exact(pid) or private) - private
-        return private + rest.bytes
+        due, rest = self._rests.setdefault(pid, (now + _FIRST_AFTER_SECONDS, 0))
+        if now >= due:
+            rest = (self.exact(pid) or private) - private
+            self._rests[pid] = (now + _EVERY_SECONDS, rest)
+        return private + rest
 
 
+@dataclass(eq=False)
 class MemoryGuard:
     """Watches memory for one run. Measures at most once a second, however often `look` is called."""
 
-    def __init__(
-        self,
-        worker_bytes: int,
-        read: Callable[[], Reading] = read_memory,
-        measure: Callable[[int], int | None] | None = None,
-        clock: Clock | None = None,
-    ) -> None:
+    worker_bytes: int
+    read: Callable[[], Reading] = lambda: (machine.memory_limits(), machine.memory_stall_percent())
+    measure: Measure | None = None
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
         self.used_bytes = 0  # by the parent and all workers, where it can be measured
         self.peak_bytes = 0
         self.shortage: str | None = None  # while memory is short, and no work may be given out: what is short
         self._sizes: dict[int, int] = {}
         self._first = 0  # who is measured first at the next look
-        self._worker_bytes = worker_bytes
-        self._read = read
-        self._clock = clock or Clock()
-        self._measure = measure or ProcessMemory(clock=self._clock).measure
-        self._next_look = self._clock.now()
+        self._measure = self.measure or ProcessMemory(clock=self.clock).measure
+        self._next_look = self._next_renewal = self.clock.now()
         self._next_retirement = 0.0
-        self._next_renewal = self._next_look
 
     def look(self, workers: Sequence[int]) -> Advice | None:
         """Measure, and return what to do about the workers, if anything; `workers` are process ids."""
-        now = self._clock.now()
+        now = self.clock.now()
         if now < self._next_look:
             return None
         self._next_look = now + LOOK_EVERY_SECONDS
-        self._measure_processes(workers)
+        # This process and its workers; of many workers, only some each time.
+        pids = deque((os.getpid(), *workers))
+        pids.rotate(-self._first)
+        sizes = {pid: self._measure(pid) or 0 for pid in list(pids)[:MEASURED_AT_ONCE]}
+        self._first = (self._first + len(sizes)) % len(pids)
+        self._sizes = {pid: sizes.get(pid, self._sizes.get(pid, 0)) for pid in pids}
+        self.used_bytes = sum(self._sizes.values())
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         before, self.shortage = self.shortage, self._find_shortage()
         if self.shortage:
             if before is None:
@@ -140,7 +115,7 @@ class MemoryGuard:
                 self._next_retirement = now + RETIRE_AFTER_SECONDS
                 return Advice.RETIRE
             return None
-        if now >= self._next_renewal and any(self._sizes.get(w, 0) > self._worker_bytes for w in workers):
+        if now >= self._next_renewal and any(self._sizes.get(w, 0) > self.worker_bytes for w in workers):
             self._next_renewal = now + RENEW_EVERY_SECONDS
             return Advice.RENEW
         return None
@@ -149,24 +124,13 @@ class MemoryGuard:
         """Return a worker's memory at the last measurement."""
         return self._sizes.get(worker, 0)
 
-    def _measure_processes(self, workers: Sequence[int]) -> None:
-        """Measure this process and its workers; of many workers, only some each time."""
-        measured = deque((os.getpid(), *workers))
-        measured.rotate(-self._first)
-        now = list(measured)[:MEASURED_AT_ONCE]
-        self._first = (self._first + len(now)) % len(measured)
-        sizes = {pid: self._measure(pid) or 0 for pid in now}
-        self._sizes = {pid: sizes.get(pid, self._sizes.get(pid, 0)) for pid in measured}
-        self.used_bytes = sum(self._sizes.values())
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-
     def _find_shortage(self) -> str | None:
         """Describe what is short now; None if nothing is."""
-        reading = self._read()
+        limits, stall_percent = self.read()
         factor = RELIEF if self.shortage else 1
-        for limit in reading.limits:
+        for limit in limits:
             if limit.available_bytes < factor * min(SHORT_BYTES, limit.total_bytes // SHORT_SHARE):
                 return f"{limit.name} has {show_bytes(max(0, limit.available_bytes))} of memory left"
-        if reading.stall_percent > (STALL_RELIEF_PERCENT if self.shortage else STALL_PERCENT):
-            return f"programs wait for memory {reading.stall_percent:.0f} % of the time"
+        if stall_percent > (STALL_RELIEF_PERCENT if self.shortage else STALL_PERCENT):
+            return f"programs wait for memory {stall_percent:.0f} % of the time"
         return None

@@ -32,8 +32,8 @@ SMALL_BYTES = 16 * 2**20  # far more than any file of ours has, except for the m
 # Windows has none of these but O_BINARY; there a link is looked for before.
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _ALWAYS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+Mode = Literal["rb", "r+b", "a+b", "xb"]
 _is_junction = getattr(os.path, "isjunction", lambda path: False)  # Windows, from Python 3.12 on
-_WRITES = os.O_WRONLY | os.O_RDWR
 _KINDS = {
     stat.S_IFLNK: (errno.ELOOP, "a link"),
     stat.S_IFDIR: (errno.EISDIR, "a folder"),
@@ -47,10 +47,8 @@ class ForeignFileError(OSError):
     @property
     def hint(self) -> str:
         """The next step."""
-        path = str(self.filename)
         if self.errno == errno.EMLINK:
-            copy = f"{path}.copy"
-            name, other = shlex.quote(path), shlex.quote(copy)
+            name, other = shlex.quote(str(self.filename)), shlex.quote(f"{self.filename}.copy")
             return f"It was left alone. Make it a file of its own: cp {name} {other} && mv {other} {name}"
         if self.errno == errno.EPERM:
             return "It was left alone. Run the command as that user, or choose another folder."
@@ -58,12 +56,7 @@ class ForeignFileError(OSError):
 
 
 def open_own(
-    path: Path,
-    mode: Literal["rb", "r+b", "a+b", "xb"],
-    *,
-    follow_links: bool = False,
-    create: bool = False,
-    buffering: int = -1,
+    path: Path, mode: Mode, *, follow_links: bool = False, create: bool = False, buffering: int = -1
 ) -> BinaryIO:
     """Open a file of ours like `open`; ForeignFileError if something else has its name. `xb` makes a new file
     in the place of one that an earlier run has left; with `create`, `r+b` makes one if there is none."""
@@ -83,28 +76,20 @@ def open_descriptor(path: Path | str, flags: int, *, follow_links: bool = False)
             refuse_link(path)
         flags |= _NO_FOLLOW
     try:
-        try:
-            descriptor = os.open(path, flags | _ALWAYS, 0o666)
-        except FileExistsError:
+        if flags & os.O_EXCL:
             refuse_other_kinds(path)
-            os.unlink(path)
-            descriptor = os.open(path, flags | _ALWAYS, 0o666)
+            path.unlink(missing_ok=True)
+        descriptor = os.open(path, flags | _ALWAYS, 0o666)
     except OSError:
         refuse_other_kinds(path)  # which says more than the number of an error
         raise
     try:
-        _check_opened(path, os.fstat(descriptor), writes=bool(flags & _WRITES))
+        writes = bool(flags & (os.O_WRONLY | os.O_RDWR))
+        refuse_other_kinds(path, os.fstat(descriptor), writes=writes)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _check_opened(path: Path, state: os.stat_result, *, writes: bool) -> None:
-    _refuse_other_kind(path, state.st_mode)
-    if writes and state.st_nlink > 1:
-        what = f"this file has {state.st_nlink} names (hard links); writing would change it under all"
-        raise ForeignFileError(errno.EMLINK, what, str(path))
 
 
 def read_file(path: Path, most_bytes: int = SMALL_BYTES, *, follow_links: bool = False) -> bytes:
@@ -125,13 +110,19 @@ def is_plain_file(path: Path) -> bool:
         return False
 
 
-def refuse_other_kinds(path: Path) -> None:
-    """Raise ForeignFileError if something is there that is no plain file."""
+def refuse_other_kinds(path: Path, opened: os.stat_result | None = None, *, writes: bool = False) -> None:
+    """Raise ForeignFileError if something is there that is no plain file, or, if it is opened for `writes`,
+    one that has other names as well."""
     try:
-        state = path.lstat()
+        state = opened or path.lstat()
     except OSError:
         return
-    _refuse_other_kind(path, state.st_mode)
+    if not stat.S_ISREG(state.st_mode):
+        number, what = _KINDS.get(stat.S_IFMT(state.st_mode), (errno.EINVAL, "a device or a socket"))
+        raise ForeignFileError(number, f"this is {what}, not a file that fineweb-shards wrote", str(path))
+    if writes and state.st_nlink > 1:
+        what = f"this file has {state.st_nlink} names (hard links); writing would change it under all"
+        raise ForeignFileError(errno.EMLINK, what, str(path))
 
 
 def refuse_linked_folders(path: Path) -> None:
@@ -184,9 +175,3 @@ def refuse_link(path: Path) -> None:
     """Raise ForeignFileError if a link is there."""
     if os.path.islink(path) or _is_junction(path):
         raise ForeignFileError(errno.ELOOP, "this is a link, not what fineweb-shards wrote", str(path))
-
-
-def _refuse_other_kind(path: Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        number, what = _KINDS.get(stat.S_IFMT(mode), (errno.EINVAL, "a device or a socket"))
-        raise ForeignFileError(number, f"this is {what}, not a file that fineweb-shards wrote", str(path))

@@ -21,12 +21,8 @@ Result = TypeVar("Result")
 
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 120.0
-# Shorter waits are not reported to the observer, only logged.
-REPORT_AFTER_SECONDS = 3.0
-# Before pauses this long, the report says when the next try is.
-_LONG_WAIT_SECONDS = 60.0
-_SHOW_DAY_SECONDS = 12 * 3600.0
-_LOOK_AT_DISK_SECONDS = 10.0
+_REPORT_AFTER_SECONDS = 3.0  # shorter waits are not reported to the observer, only logged
+_LONG_WAIT_SECONDS = 60.0  # before pauses this long, the report says when the next try is
 _FEW_TRIES = 4  # for a failure that most probably stays
 
 
@@ -35,11 +31,7 @@ class TransientError(Exception):
     `error` is what to raise after a few tries, if it most probably stays: nobody waits an hour for that."""
 
     def __init__(
-        self,
-        reason: str,
-        retry_after_seconds: float = 0.0,
-        advice: str = "",
-        error: ShardError | None = None,
+        self, reason: str, retry_after_seconds: float = 0.0, advice: str = "", error: ShardError | None = None
     ) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -59,30 +51,23 @@ class Clock:
 
     def wall(self, ahead_seconds: float = 0.0) -> str:
         """Format the time of day now, or N seconds ahead; far ahead, with the day of the week."""
-        form = "%H:%M" if ahead_seconds < _SHOW_DAY_SECONDS else "%a %H:%M"
+        form = "%H:%M" if ahead_seconds < 12 * 3600 else "%a %H:%M"
         return time.strftime(form, time.localtime(time.time() + ahead_seconds))
 
 
 class Retrier:
     """Repeats an action until it succeeds, with growing pauses, for at most `max_outage_seconds`."""
 
+    cause = "network"
+    longest_wait_seconds = LONGEST_WAIT_SECONDS
+    error: type[ShardError] = NetworkError
+
     def __init__(
-        self,
-        max_outage_seconds: float,
-        observer: Observer | None = None,
-        *,
-        clock: Clock | None = None,
-        cause: str = "network",
-        longest_wait_seconds: float = LONGEST_WAIT_SECONDS,
-        error: type[ShardError] = NetworkError,
+        self, max_outage_seconds: float, observer: Observer | None = None, clock: Clock | None = None
     ) -> None:
+        self.max_outage_seconds = max_outage_seconds
         self.observer = observer or Observer()
-        self._max_outage_seconds = max_outage_seconds
         self.clock = clock or Clock()
-        self._cause = cause
-        self._longest_wait_seconds = longest_wait_seconds
-        self._error = error
-        self._random = random.Random()
 
     def call(self, action: Callable[[], Result]) -> Result:
         """Return the action's result; raise `error` once it has failed for too long."""
@@ -101,59 +86,50 @@ class Retrier:
                 doubtful_tries += failure.error is not None
                 if failure.error is not None and doubtful_tries == _FEW_TRIES:
                     raise failure.error from None
-                left = began + self._max_outage_seconds - now
+                left = began + self.max_outage_seconds - now
                 if left <= 0:
                     advice = failure.advice[:1].upper() + failure.advice[1:]
-                    raise self._error(
-                        f"Gave up waiting for the {self._cause} after {show_seconds(now - began)}, "
+                    raise self.error(
+                        f"Gave up waiting for the {self.cause} after {show_seconds(now - began)}, "
                         f"since {since}: {failure.reason}.",
-                        f"{advice}. {self._error.hint}" if advice else None,
+                        f"{advice}. {self.error.hint}" if advice else None,
                     ) from None
-                wait = min(left, self._pause(tries, failure.retry_after_seconds))
+                # The pause doubles, with jitter, so that many workers don't retry at once.
+                longest = min(self.longest_wait_seconds, FIRST_WAIT_SECONDS * 2.0 ** min(tries, 30))
+                wait = min(left, max(failure.retry_after_seconds, longest * random.uniform(0.5, 1.0)))
                 self.observer.tell(Event("retry", f"{failure.reason}; again in {wait:.1f} s", loud=False))
-                if now - began + wait >= REPORT_AFTER_SECONDS:
+                if now - began + wait >= _REPORT_AFTER_SECONDS:
                     wait_reported = True
-                    self.observer.set_wait(self._cause, self._describe_wait(failure, since, wait, left))
+                    self.observer.set_wait(self.cause, self._describe_wait(failure, since, wait, left))
                 self.clock.sleep(wait)
                 tries += 1
             else:
                 if wait_reported:
-                    self.observer.set_wait(self._cause, None)
+                    self.observer.set_wait(self.cause, None)
                 return result
 
-    def _describe_wait(
-        self, failure: TransientError, since: str, wait_seconds: float, left_seconds: float
-    ) -> str:
+    def _describe_wait(self, failure: TransientError, since: str, wait: float, left: float) -> str:
         """Say what is waited for, since when, and until when."""
-        words = [f"waiting for the {self._cause} since {since} ({failure.reason})"]
-        if wait_seconds >= _LONG_WAIT_SECONDS:
-            words.append(f"next try at {self.clock.wall(wait_seconds)}")
-        words.append(f"giving up at {self.clock.wall(left_seconds)}")
+        words = [f"waiting for the {self.cause} since {since} ({failure.reason})"]
+        if wait >= _LONG_WAIT_SECONDS:
+            words.append(f"next try at {self.clock.wall(wait)}")
+        words.append(f"giving up at {self.clock.wall(left)}")
         return ", ".join(words) + (f"; {failure.advice}" if failure.advice else "")
 
-    def _pause(self, tries: int, requested_seconds: float) -> float:
-        """Return the next pause: it doubles, with jitter, so that many workers don't retry at once."""
-        longest = min(self._longest_wait_seconds, FIRST_WAIT_SECONDS * 2.0 ** min(tries, 30))
-        return max(requested_seconds, longest * self._random.uniform(0.5, 1.0))
 
-
-class Disk:
+class Disk(Retrier):
     """The disk that holds an output folder. Actions that fail for lack of space are tried again, up to a time
     limit, so that an overnight run does not end there."""
 
+    cause = "disk"
+    longest_wait_seconds = 10.0
+    error = DiskFullError
+
     def __init__(
-        self, folder: Path, max_wait_seconds: float, observer: Observer, clock: Clock | None = None
+        self, folder: Path, max_outage_seconds: float, observer: Observer, clock: Clock | None = None
     ) -> None:
-        self.max_wait_seconds = max_wait_seconds
+        super().__init__(max_outage_seconds, observer, clock)
         self._folder = folder
-        self._retrier = Retrier(
-            max_wait_seconds,
-            observer,
-            clock=clock,
-            cause="disk",
-            longest_wait_seconds=_LOOK_AT_DISK_SECONDS,
-            error=DiskFullError,
-        )
 
     def attempt(self, action: Callable[[], Result]) -> Result:
         """Repeat `action` while it raises DiskFullError, up to the time limit. It must be repeatable."""
@@ -164,7 +140,7 @@ class Disk:
             except DiskFullError as error:
                 raise TransientError(error.message.rstrip(".")) from error
 
-        return self._retrier.call(once)
+        return self.call(once)
 
     def wait_for(self, needed_bytes: int) -> None:
         """Wait until `needed_bytes` are free; DiskFullError after the time limit."""

@@ -9,14 +9,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from fineweb_shards.system.durable import lock_file
 from fineweb_shards.system.own_files import open_own
-
-_MOST_BYTES = 64 * 1024  # of a shared value
 
 
 class SharedBytes:
@@ -30,7 +28,6 @@ class SharedBytes:
     """
 
     def __init__(self, data: bytes | memoryview) -> None:
-        """Store a copy of the data."""
         self._size_bytes = len(data)
         self._own: bytes | None = None  # the bytes, if they are in no file
         self._descriptor: int | None = None
@@ -61,7 +58,6 @@ class SharedBytes:
 
     @property
     def descriptor(self) -> int:
-        """The file with the bytes."""
         assert self._descriptor is not None, "a pickled copy was given no descriptor"
         return self._descriptor
 
@@ -71,7 +67,6 @@ class SharedBytes:
         weakref.finalize(self, os.close, descriptor)
 
     def read(self) -> bytes:
-        """Return the bytes."""
         if self._own is not None:
             return self._own
         data = os.pread(self.descriptor, self._size_bytes, 0)
@@ -104,24 +99,19 @@ class SharedValue:
                 return
             with file:
                 lock_file(file)
-                value = _read(file)
+                try:
+                    file.seek(0)
+                    value = json.loads(file.read(64 * 1024))
+                except (ValueError, OSError):
+                    value = None
+                if not isinstance(value, dict):  # the file is new, or not ours
+                    value = {}
                 yield value
                 self._own = value
-                try:
+                # On a full disk others will see an empty value, and learn it anew.
+                with suppress(OSError):
                     file.truncate(0)
                     file.write(json.dumps(value).encode())
-                except OSError:
-                    pass  # a full disk: others will see an empty value, and learn it anew
-
-
-def _read(file: BinaryIO) -> dict[str, Any]:
-    """Return the file's value; an empty one if it is new, or not ours."""
-    try:
-        file.seek(0)
-        value = json.loads(file.read(_MOST_BYTES))
-    except (ValueError, OSError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def mmap_buffer(size_bytes: int) -> memoryview:

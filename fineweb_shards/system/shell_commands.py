@@ -19,8 +19,6 @@ PROGRAM = "fineweb-shards"
 # Set by the Makefile, as words for a shell. Removed from the environment, because it is not the command of
 # child processes.
 VARIABLE = "FINEWEB_SHARDS_COMMAND"
-_MAKE_SETTINGS = ("SAMPLE", "OUT", "WORKERS", "ARGS")
-_PIPX_RECORD = "pipx_metadata.json"  # in the folder of an environment that pipx has made
 _NOT_RESUMED = ("--fresh", "--yes", "--on-finish")  # the last one may hold a secret, and is not recorded
 
 
@@ -112,7 +110,7 @@ def _words_of(command: str) -> list[str]:
 def _is_make_setting(word: str) -> bool:
     """Tell whether a word sets one of the Makefile's variables, to something that make does not expand."""
     name, _, value = word.partition("=")
-    if name not in _MAKE_SETTINGS or "$" in value or not value.isprintable():
+    if name not in ("SAMPLE", "OUT", "WORKERS", "ARGS") or "$" in value or not value.isprintable():
         return False
     words = _words_of(value)  # make puts them into a line for the shell as they are
     return name != "ARGS" or not value or (bool(words) and _are_harmless(words))
@@ -144,7 +142,7 @@ def install_command(package: str) -> str:
                 requirement = line.partition(";")[0].replace(" ", "")
                 break
     requirement = shlex.quote(requirement)
-    if (environment / _PIPX_RECORD).exists():
+    if (environment / "pipx_metadata.json").exists():
         return f"pipx inject {shlex.quote(environment.name)} {requirement}"
     python = shlex.quote(str(relative_path(Path(sys.executable))))
     if importlib.util.find_spec("pip") is None:

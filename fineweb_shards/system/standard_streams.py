@@ -1,8 +1,11 @@
-"""Make standard output and standard error safe to write to, even if closed, full, broken or without Unicode.
+"""Standard streams that are safe to write to, even if closed, full, broken or without Unicode; and signals.
 
 A failed write must not end a build: output that a full disk, a closed pipe or a closed terminal does not take
 is dropped. Only subcommands that do nothing but print end there: with exit code 141 if the reader of a pipe
 has closed it, as any program in a pipe, or with an error.
+
+Ctrl-C, SIGTERM and a closed terminal end the run cleanly, a second request at once. From the first one on
+nobody waits long for a reader that takes no output.
 """
 
 from __future__ import annotations
@@ -12,16 +15,19 @@ import contextlib
 import io
 import os
 import select
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-from fineweb_shards.errors import OutputError, ReaderGone
+from fineweb_shards.errors import Interrupted, OutputError, ReaderGone
+from fineweb_shards.system.terminal import shown_on
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_SHORT_WAIT_SECONDS = 1.0
+_HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 _PIECE_BYTES = 4096  # a pipe that is writable takes as many without blocking (PIPE_BUF)
 _ESCAPE = "fineweb_shards.escape"
 # Characters of this program's own messages, and their replacements where the encoding lacks them. One for
@@ -56,32 +62,37 @@ class Sink(io.RawIOBase):
         view = memoryview(data).cast("B")
         size = len(view)
         try:
-            while view and not self.silent and self._can_write():
+            while view and not self.silent:
+                # Wait until the reader takes data. Not in `os.write`, which a signal handler could not leave.
+                if not select.select([], [self._descriptor], [], self.longest_wait_seconds)[1]:
+                    break
                 with contextlib.suppress(BlockingIOError):
                     view = view[os.write(self._descriptor, view[:_PIECE_BYTES]) :]
         except OSError as error:
             if self.strict:
                 self.silent = True  # so that the flush at exit does not raise again
-                self._fail(error)
+                if isinstance(error, BrokenPipeError):
+                    raise ReaderGone from None
+                message = f"standard output can't be written: {error.strerror}."
+                raise OutputError(message, "Write to another place.") from None
         return size
-
-    def _can_write(self) -> bool:
-        """Wait until the reader takes data. Not in `os.write`, which a signal handler could not leave."""
-        return bool(select.select([], [self._descriptor], [], self.longest_wait_seconds)[1])
-
-    def _fail(self, error: OSError) -> None:
-        if isinstance(error, BrokenPipeError):
-            raise ReaderGone from None
-        raise OutputError(
-            f"standard output can't be written: {error.strerror}.", "Write to another place."
-        ) from None
 
 
 def prepare_streams() -> None:
     """Wrap both streams for the whole process; call it before any file is opened. Streams that are not
     Python's own, such as a test's, are left alone."""
     for descriptor in range(3):
-        _open_if_closed(descriptor)
+        # A closed one is opened on /dev/null. Otherwise the next file that is opened would get its number,
+        # and a child's traceback would be written into that file.
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing == descriptor:
+                os.set_inheritable(descriptor, True)
+            else:
+                os.dup2(nothing, descriptor)
+                os.close(nothing)
     sys.stdout = _wrap(sys.stdout, sys.__stdout__, Sink(1, strict=True))
     sys.stderr = _wrap(sys.stderr, sys.__stderr__, Sink(2, strict=False))
 
@@ -90,21 +101,6 @@ def ignore_closed_output() -> None:
     """From now on drop what can't be written, for subcommands whose work must not end when a reader does."""
     for sink in _sinks():
         sink.strict = False
-
-
-def limit_output_waits() -> None:
-    """From now on wait only a moment for a reader that takes no data, because the process is ending."""
-    for sink in _sinks():
-        sink.longest_wait_seconds = _SHORT_WAIT_SECONDS
-
-
-def write_final_message(text: str) -> None:
-    """Write to standard error right before the process ends; other threads can't write after it."""
-    for sink in _sinks():
-        sink.silent = True
-    with contextlib.suppress(OSError):
-        if select.select([], [2], [], 0)[1]:
-            os.write(2, text.encode("ascii", "backslashreplace"))
 
 
 @contextlib.contextmanager
@@ -141,20 +137,6 @@ def _sinks() -> list[Sink]:
     return [buffer for buffer in buffers if isinstance(buffer, Sink)]
 
 
-def _open_if_closed(descriptor: int) -> None:
-    """Open a closed standard descriptor on /dev/null. Otherwise the next file that is opened would get its
-    number, and a child's traceback would be written into that file."""
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        if nothing == descriptor:
-            os.set_inheritable(descriptor, True)
-        else:
-            os.dup2(nothing, descriptor)
-            os.close(nothing)
-
-
 def _escape(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -164,3 +146,63 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(_ESCAPE, _escape)
+
+
+class Interrupts:
+    """Handles signals from its creation on, by raising `Interrupted` in the main thread.
+
+    `resume` is the command that continues the run; `on_stop` is called before `Interrupted` is raised;
+    `wipe_sequence` returns the control characters that erase the progress bars.
+    """
+
+    def __init__(self, resume: str) -> None:
+        self.on_stop: Callable[[], None] = lambda: None
+        self.wipe_sequence: Callable[[], str] = str
+        self._resume = resume
+        self._stopping = False
+        self._requests = 0  # Ctrl-C or SIGTERM
+        signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGTERM, self._stop)
+        if _HANGUP is not None and signal.getsignal(_HANGUP) is not signal.SIG_IGN:  # `nohup` ignores it
+            signal.signal(_HANGUP, self._stop)
+
+    def work_is_done(self) -> None:
+        """Raise nothing from now on: what is left takes a moment, and its exit code must not say that the run
+        was interrupted. A second request still ends the process at once."""
+        self._stopping = True
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        # SIGHUP is not counted: when a terminal closes, both the kernel and the shell send it, and a session
+        # that ends sends SIGTERM as well. All of them are one request.
+        if number != _HANGUP:
+            self._requests += 1
+        if self._requests > 1:
+            wipe = self.wipe_sequence()
+            resume = shown_on(sys.stderr, f"resume with: {self._resume}")
+            text = f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n{resume}\n"
+            for sink in _sinks():
+                sink.silent = True  # other threads can't write after it
+            with contextlib.suppress(OSError):
+                if select.select([], [2], [], 0)[1]:
+                    os.write(2, text.encode("ascii", "backslashreplace"))
+            os._exit(128 + number)
+        if not self._stopping:
+            self._stopping = True
+            for sink in _sinks():
+                sink.longest_wait_seconds = 1.0
+            self.on_stop()
+            closed = number == _HANGUP
+            raise Interrupted("The terminal was closed." if closed else "Interrupted.", 128 + number)
+
+
+def raise_interrupts() -> None:
+    """Raise KeyboardInterrupt for Ctrl-C from now on, unless it is ignored; the entry point ends at once."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def ignore_signals() -> None:
+    """Ignore what would end the process, from now on."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -3,6 +3,8 @@ what a terminal can redraw."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import os
 import re
 import textwrap
@@ -20,7 +22,6 @@ _SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re
 _UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]?B|bytes|s|min|h|d|%|times)(?:\W|$))")
 _GLUE = "\N{WORD JOINER}"
 _CODE_INDENT = "    "
-_FALLBACK_SIZE = os.terminal_size((80, 24))
 # What a kernel sets for the commands of its cells. The first is set by Jupyter, which starts the kernel, and
 # not by an editor that starts one itself; the last three by the kernel (ipykernel, `init_environment`).
 _NOTEBOOK_MARKS = ("JPY_PARENT_PID", "COLAB_RELEASE_TAG")
@@ -80,13 +81,10 @@ def terminal_size(stream: TextIO) -> os.terminal_size:
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):  # no terminal, or a closed one
-        size = _FALLBACK_SIZE
-    columns, lines = (_positive(os.environ.get(name)) for name in ("COLUMNS", "LINES"))
+        size = os.terminal_size((0, 0))
+    texts = os.environ.get("COLUMNS", ""), os.environ.get("LINES", "")
+    columns, lines = (int(text) if text.isdecimal() else 0 for text in texts)
     return os.terminal_size((columns or size.columns or 80, lines or size.lines or 24))
-
-
-def _positive(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
 
 
 def wrap(line: str, columns: int, *, hang: int | None = None, break_words: bool = False) -> list[str]:
@@ -133,13 +131,8 @@ def clip(text: str, columns: int) -> str:
     """Cut the text to `columns`, with `…` at the end if something is missing."""
     if cells(text) <= columns:
         return text
-    kept, left = "", columns - 1
-    for char in text:
-        left -= _cells_of(char)
-        if left < 0:
-            break
-        kept += char
-    return kept + "…"
+    ends = list(itertools.accumulate(_cells_of(char) for char in text))
+    return text[: bisect.bisect_right(ends, columns - 1)] + "…"
 
 
 def _cells_of(char: str) -> int:

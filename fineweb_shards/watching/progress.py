@@ -12,12 +12,12 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.types import Cursors, ShardRecord
 from fineweb_shards.units import show_number_of
-from fineweb_shards.watching.history import History
-from fineweb_shards.watching.log import EventLog
+from fineweb_shards.watching.run_files import EventLog, History
 from fineweb_shards.watching.screen import Screen
 
 ReadShare = Callable[[Cursors], float | None]
@@ -26,13 +26,13 @@ _GUESS_SHARE = 0.03
 WINDOW_SECONDS = 300.0
 
 
+@dataclass(frozen=True, slots=True)
 class Total:
     """Estimates the number of tokens in the whole stream."""
 
-    def __init__(self, planned_tokens: int | None, *, exact: bool = False, limit: int | None = None) -> None:
-        self._planned_tokens = planned_tokens
-        self._limit = limit
-        self.exact = exact
+    planned_tokens: int | None
+    exact: bool = False
+    limit: int | None = None
 
     def tokens(self, done_tokens: int, read_tokens: int, read_share: float | None) -> int | None:
         """Return the expected number of tokens; None if nothing is known.
@@ -40,23 +40,22 @@ class Total:
         `read_tokens` were made from `read_share` of the input; the rest of `done_tokens` from the file or
         row group after it, of which only the beginning was read.
         """
-        if self._planned_tokens is None:
+        if self.planned_tokens is None:
             return None
-        total: float = self._planned_tokens
+        total: float = self.planned_tokens
         if not self.exact and read_share is not None:
             weight = _GUESS_SHARE + read_share
-            whole_input = (_GUESS_SHARE * self._planned_tokens + read_tokens) / weight
+            whole_input = (_GUESS_SHARE * self.planned_tokens + read_tokens) / weight
             total = read_tokens + (1 - read_share) * whole_input
-        if self._limit is not None:
-            total = min(total, self._limit)
+        if self.limit is not None:
+            total = min(total, self.limit)
         return max(done_tokens, round(total))
 
 
 class Speedometer:
     """Measures tokens or bytes per second over the last minutes of work, not counting start-up and waits."""
 
-    def __init__(self, window_seconds: float = WINDOW_SECONDS) -> None:
-        self._window_seconds = window_seconds
+    def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque()  # seconds of work, amount
         self._last: tuple[float, int] | None = None
         self._work_seconds = 0.0
@@ -75,7 +74,7 @@ class Speedometer:
         if working:
             self._work_seconds += now_seconds - last_seconds
         self._marks.append((self._work_seconds, amount))
-        while self._work_seconds - self._marks[1][0] > self._window_seconds:
+        while self._work_seconds - self._marks[1][0] > WINDOW_SECONDS:
             self._marks.popleft()
 
     @property
@@ -88,13 +87,11 @@ class Speedometer:
         return (last - first) / seconds if seconds > 0 else None
 
 
-def seconds_left(
-    done_tokens: int, expected_tokens: int | None, tokens_per_second: float | None
-) -> float | None:
+def seconds_left(done_tokens: int, expected_tokens: int | None, per_second: float | None) -> float | None:
     """Return the time that the remaining tokens will take; None if the total or the speed is unknown."""
-    if expected_tokens is None or not tokens_per_second:
+    if expected_tokens is None or not per_second:
         return None
-    return (expected_tokens - done_tokens) / tokens_per_second
+    return (expected_tokens - done_tokens) / per_second
 
 
 class Progress(Observer):

@@ -7,9 +7,8 @@ shard 37   71%|█████████████████████�
 While the run waits, the reason is shown in place of the second bar, on as many lines as it needs. The output
 of a notebook's cell can't be redrawn but for its last line: there the first bar is all.
 
-Results and errors are printed by `print_result` and `print_error`.
-
-The monitor calls `show` once a second, from its own thread; `say`, `tell` and `warn` may be called from any.
+Results and errors are printed by `print_result` and `print_error`. The monitor calls `show` once a second,
+from its own thread; `say`, `tell` and `warn` may be called from any.
 """
 
 from __future__ import annotations
@@ -24,26 +23,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.system.terminal import (
-    Redraw,
-    cells,
-    clip,
-    printable,
-    redraw,
-    shown_on,
-    terminal_size,
-    wrap,
-)
+from fineweb_shards.system import terminal
+from fineweb_shards.system.terminal import shown_on, terminal_size
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.heartbeat import FETCHING, STARTING, VERIFYING, WAITING, Snapshot
+from fineweb_shards.watching.run_files import Snapshot, State
 
 _LINE_EVERY_SECONDS = 60.0
-_OBJECT_EVERY_SECONDS = 5.0
 _NAME_COLUMNS = 9
-_BAR_COLUMNS = (10, 0)  # the shortest bar; if no text fits beside it, a line without a bar
-_CLEAR_BELOW = "\x1b[J"
 _LONGEST_LOCK_SECONDS = 0.5
-_YELLOW, _PLAIN = "\x1b[33m", "\x1b[0m"
 
 
 def choose_screen(*, quiet: bool, as_json: bool) -> Screen:
@@ -52,8 +39,8 @@ def choose_screen(*, quiet: bool, as_json: bool) -> Screen:
         return JsonScreen()
     if quiet:
         return Screen()
-    by_redraw = {Redraw.SCREEN: BarScreen, Redraw.LINE: OneBarScreen, Redraw.NOTHING: LineScreen}
-    return by_redraw[redraw(sys.stderr)]()
+    redraw, kinds = terminal.redraw(sys.stderr), terminal.Redraw
+    return {kinds.SCREEN: BarScreen, kinds.LINE: OneBarScreen, kinds.NOTHING: LineScreen}[redraw]()
 
 
 class Screen:
@@ -66,10 +53,11 @@ class Screen:
 
     def tell(self, event: Event) -> None:
         """Show a loud event."""
+        self.say(event.text)
 
     def warn(self, text: str) -> None:
         """Show a line that even --quiet does not hide."""
-        print(shown_on(sys.stderr, text), file=sys.stderr, flush=True)
+        print_error(text)
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the current state of the run."""
@@ -95,10 +83,7 @@ class LineScreen(Screen):
         self._next_line = time.monotonic() + _LINE_EVERY_SECONDS
 
     def say(self, text: str) -> None:
-        print(shown_on(sys.stderr, text), file=sys.stderr, flush=True)
-
-    def tell(self, event: Event) -> None:
-        self.say(event.text)
+        print_error(text)
 
     def show(self, snapshot: Snapshot) -> None:
         if time.monotonic() >= self._next_line:
@@ -120,7 +105,7 @@ class JsonScreen(Screen):
 
     def show(self, snapshot: Snapshot) -> None:
         if time.monotonic() >= self._next_object:
-            self._next_object = time.monotonic() + _OBJECT_EVERY_SECONDS
+            self._next_object = time.monotonic() + 5.0
             put_json({"event": "progress", **dataclasses.asdict(snapshot)})
 
 
@@ -130,6 +115,8 @@ class BarScreen(Screen):
     The cursor rests below them, so that the next output, even that of the shell after a kill, begins on an
     empty line. Every change is one write, so that no half-drawn state is visible.
     """
+
+    _maximum_rows: int | None = None
 
     def __init__(self) -> None:
         self._frame: list[str] = []
@@ -142,21 +129,18 @@ class BarScreen(Screen):
         with self._lock:
             self._write(f"{self._wipe()}{shown_on(sys.stderr, text)}\n{self._draw()}")
 
-    def tell(self, event: Event) -> None:
-        self.say(event.text)
-
     def warn(self, text: str) -> None:
         self.say(text)
 
     def show(self, snapshot: Snapshot) -> None:
+        size = terminal_size(sys.stderr)
         # A character in the last column would make some terminals begin another line.
-        columns = terminal_size(sys.stderr).columns - 1
-        frame = make_frame(snapshot, columns, self._maximum_rows(), charset=_charset())
+        frame = make_frame(snapshot, size.columns - 1, self._maximum_rows or size.lines - 1)
         with self._lock:
             if self._stopping:
                 return
             wipe = self._wipe()
-            self._frame, self._waiting = frame, snapshot.state == WAITING
+            self._frame, self._waiting = frame, snapshot.state == State.WAITING
             self._write(wipe + self._draw())
 
     def say_stopping(self) -> None:
@@ -180,18 +164,15 @@ class BarScreen(Screen):
         self._lock.acquire(timeout=_LONGEST_LOCK_SECONDS)
         return self._wipe()
 
-    def _maximum_rows(self) -> int:
-        return terminal_size(sys.stderr).lines - 1
-
     def _wipe(self) -> str:
         """Return the control characters that erase the lines shown now. In a terminal that was made narrower,
         one of them may take several rows."""
         columns = terminal_size(sys.stderr).columns
-        rows = sum(max(1, -(-cells(line) // columns)) for line in self._frame)
-        return f"\r\x1b[{rows}A{_CLEAR_BELOW}" if rows else ""
+        rows = sum(max(1, -(-terminal.cells(line) // columns)) for line in self._frame)
+        return f"\r\x1b[{rows}A\x1b[J" if rows else ""
 
     def _draw(self) -> str:
-        begin, end = (_YELLOW, _PLAIN) if self._waiting and self._coloured else ("", "")
+        begin, end = ("\x1b[33m", "\x1b[0m") if self._waiting and self._coloured else ("", "")  # yellow
         return "".join(f"{begin}{line}{end}\n" for line in self._frame)
 
     def _write(self, text: str) -> None:
@@ -206,44 +187,43 @@ class OneBarScreen(BarScreen):
     """
 
     shows_waits = False
-
-    def _maximum_rows(self) -> int:
-        return 1
+    _maximum_rows = 1
 
     def _wipe(self) -> str:
         # Spaces, because a notebook does not know the sequence that clears a line.
-        return f"\r{' ' * cells(self._frame[0])}\r" if self._frame else ""
+        return f"\r{' ' * terminal.cells(self._frame[0])}\r" if self._frame else ""
 
     def _draw(self) -> str:
         return "".join(self._frame)
 
 
-def make_frame(snapshot: Snapshot, columns: int, rows: int, *, charset: str | None = None) -> list[str]:
+def make_frame(snapshot: Snapshot, columns: int, rows: int) -> list[str]:
     """Return the lines to show: none wider than `columns`, at most `rows`, the most important first."""
-    if snapshot.state == VERIFYING:
+    if snapshot.state == State.VERIFYING:
         done, shards = snapshot.verified_shards, snapshot.finished_shards
-        lines = [_bar_line("verify", done, shards, [f"{done:,} of {shards:,} shards"], columns, charset)]
-        lines.append(clip(f"{'':<{_NAME_COLUMNS}} {describe_machine(snapshot)}", columns))
-        return lines[:rows]
-    waiting, tokens = snapshot.state == WAITING, describe_tokens(snapshot)
+        bar = _bar_line("verify", done, shards, [f"{done:,} of {shards:,} shards"], columns)
+        return [bar, terminal.clip(f"{'':<{_NAME_COLUMNS}} {describe_machine(snapshot)}", columns)][:rows]
+    waiting, tokens = snapshot.state == State.WAITING, describe_tokens(snapshot)
     speed = f", {show_count(snapshot.tokens_per_second)}/s" if snapshot.tokens_per_second else ""
     left = f", {show_seconds(snapshot.seconds_left)} left" if snapshot.seconds_left is not None else ""
     if waiting:
         speed, left = "", ", waiting"
     texts = [f"{tokens} tokens{speed}{left}", f"{tokens} tokens{left}", f"{tokens}{left}", f"{tokens} tokens"]
-    lines = [_bar_line("total", snapshot.tokens, snapshot.expected_tokens, texts, columns, charset)]
+    lines = [_bar_line("total", snapshot.tokens, snapshot.expected_tokens, texts, columns)]
     if waiting:
-        reason = printable(snapshot.reason).replace("\n", " ")
-        waits = wrap(reason, columns, hang=2, break_words=True)
+        reason = terminal.printable(snapshot.reason).replace("\n", " ")
+        waits = terminal.wrap(reason, columns, hang=2, break_words=True)
         most = max(1, rows - 1)
         if len(waits) > most:
             waits = [*waits[: most - 1], waits[most - 1] + " …"]
-        return [clip(line, columns) for line in [*lines, *waits]][:rows]
-    machine, state = describe_machine(snapshot), describe_state(snapshot)
+        return [terminal.clip(line, columns) for line in [*lines, *waits]][:rows]
+    machine, state = describe_machine(snapshot), str(snapshot.state)
+    if state == State.FETCHING and snapshot.fetched_bytes_per_second:
+        state += f" {show_bytes(snapshot.fetched_bytes_per_second)}/s"
     name, texts = f"shard {snapshot.shard}", [f"{machine}, {state}", state]
-    if snapshot.state == STARTING:
+    if state == State.STARTING:
         name, texts = state, [machine, show_number_of(snapshot.workers, "worker")]
-    bar = _bar_line(name, snapshot.shard_tokens, snapshot.shard_size_tokens, texts, columns, charset)
+    bar = _bar_line(name, snapshot.shard_tokens, snapshot.shard_size_tokens, texts, columns)
     return [*lines, bar][:rows]
 
 
@@ -255,10 +235,9 @@ def put_json(values: dict[str, Any]) -> None:
 
 def describe(snapshot: Snapshot) -> str:
     """Return the state of a run in one line."""
-    if snapshot.state == VERIFYING:
-        return (
-            f"verifying: {snapshot.verified_shards:,} of {show_number_of(snapshot.finished_shards, 'shard')}"
-        )
+    if snapshot.state == State.VERIFYING:
+        shards = show_number_of(snapshot.finished_shards, "shard")
+        return f"verifying: {snapshot.verified_shards:,} of {shards}"
     parts = [f"shard {snapshot.shard}: {describe_tokens(snapshot)} tokens"]
     if snapshot.tokens_per_second:
         parts.append(f"{show_count(snapshot.tokens_per_second)} tokens/s")
@@ -267,7 +246,7 @@ def describe(snapshot: Snapshot) -> str:
     if snapshot.seconds_left is not None:
         parts.append(f"{show_seconds(snapshot.seconds_left)} left")
     parts.append(describe_machine(snapshot))
-    if snapshot.state == WAITING:
+    if snapshot.state == State.WAITING:
         parts.append(snapshot.reason)
     return ", ".join(parts)
 
@@ -280,12 +259,6 @@ def describe_tokens(snapshot: Snapshot) -> str:
     return f"{show_count(snapshot.tokens)} of {about}{show_count(snapshot.expected_tokens)}"
 
 
-def describe_state(snapshot: Snapshot) -> str:
-    """Return the state, with the network's speed if there is one: `encoding`, `fetching 46.2 MB/s`."""
-    state, speed = snapshot.state, snapshot.fetched_bytes_per_second
-    return f"{state} {show_bytes(speed)}/s" if state == FETCHING and speed else state
-
-
 def describe_machine(snapshot: Snapshot) -> str:
     """Return workers and memory in use: `2 workers, 731 MB`, `3 nodes, 24 workers, 9.1 GB`."""
     workers = show_number_of(snapshot.workers, "worker")
@@ -294,36 +267,27 @@ def describe_machine(snapshot: Snapshot) -> str:
     return f"{workers}, {show_bytes(snapshot.memory_bytes)}" if snapshot.memory_bytes else workers
 
 
-def _bar_line(
-    name: str, done: int, whole: int | None, texts: Sequence[str], columns: int, charset: str | None
-) -> str:
-    """Return a line with a name, a bar and the first of the texts (the longest come first) that fits."""
+def _bar_line(name: str, done: int, whole: int | None, texts: Sequence[str], columns: int) -> str:
+    """Return a line with a name, a bar and the first of the texts (the longest come first) that fits; if none
+    fits beside a bar of ten columns, a line without a bar."""
     from tqdm.std import Bar  # here, because loading it takes most commands longer than their work
 
     begin = f"{name:<{_NAME_COLUMNS}} "
     if not whole:
-        return clip(begin + texts[0], columns)
+        return terminal.clip(begin + texts[0], columns)
     share = min(1.0, done / whole)
     begin += f"{100 * share:3.0f}%"
-    for least in _BAR_COLUMNS:
-        for text in texts:
-            length = columns - len(f"{begin}|| {text}")
-            if length >= least > 0:
-                return f"{begin}|{Bar(share, length, charset or Bar.UTF)}| {text}"
-            if least == 0 and len(f"{begin} {text}") <= columns:
-                return f"{begin} {text}"
-    return clip(f"{begin} {texts[-1]}", columns)
-
-
-def _charset() -> str:
-    """Return the characters to draw bars with: blocks if standard error can encode them, else ASCII."""
-    from tqdm.std import Bar
-
     try:
         Bar.UTF.encode(sys.stderr.encoding)
+        charset = Bar.UTF
     except UnicodeEncodeError:
-        return str(Bar.ASCII)
-    return str(Bar.UTF)
+        charset = Bar.ASCII
+    for text in texts:
+        length = columns - len(f"{begin}|| {text}")
+        if length >= 10:
+            return f"{begin}|{Bar(share, length, charset)}| {text}"
+    text = next((text for text in texts if len(f"{begin} {text}") <= columns), texts[-1])
+    return terminal.clip(f"{begin} {text}", columns)
 
 
 class WaitsOnScreen(Observer):

@@ -17,7 +17,6 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,24 +24,15 @@ from fineweb_shards.store.manifest import Manifest, find_manifest
 from fineweb_shards.store.opening import missing_manifest_error
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.shell_commands import runnable_here
-from fineweb_shards.system.terminal import Redraw, clip, printable, redraw, shown_on, terminal_size, wrap
+from fineweb_shards.system.terminal import Redraw, clip, printable, redraw, terminal_size, wrap
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.heartbeat import (
-    COMPLETE,
-    STARTING,
-    STOPPED,
-    VERIFYING,
-    WAITING,
-    Heartbeat,
-    load_heartbeat,
-)
-from fineweb_shards.watching.log import last_lines
-from fineweb_shards.watching.screen import describe, describe_machine, describe_tokens
+from fineweb_shards.watching import screen
+from fineweb_shards.watching.run_files import Heartbeat, State, last_lines, load_heartbeat
+from fineweb_shards.watching.screen import describe_machine, describe_tokens
 
 RUNNING = "running"
 # Different from those of errors.py: these are answers, not failures.
-EXIT_CODES = {COMPLETE: 0, RUNNING: 20, STOPPED: 21}
-_EVENTS = 5
+EXIT_CODES: dict[str, int] = {State.COMPLETE: 0, RUNNING: 20, State.STOPPED: 21}
 # Without a heartbeat for this long, the run is suspended, or the machine was asleep.
 _SILENT_SECONDS = 60.0
 _EVERY_SECONDS = 2.0
@@ -82,14 +72,12 @@ def find_status(store: Store, *, alive: bool | None = None) -> Status | None:
     if alive is None:
         alive = store.is_locked()  # first: a run that ends now has then written everything
         store.refresh()
-    folder = store.folder
-    manifest = find_manifest(store)
-    heartbeat = load_heartbeat(folder)
+    manifest, heartbeat = find_manifest(store), load_heartbeat(store.folder)
     if manifest is None and not alive and heartbeat is None:
         return None
     complete = manifest is not None and manifest.complete
-    state = RUNNING if alive else COMPLETE if complete else STOPPED
-    return Status(store, state, manifest, heartbeat, last_lines(folder, _EVENTS))
+    state = RUNNING if alive else State.COMPLETE if complete else State.STOPPED
+    return Status(store, state, manifest, heartbeat, last_lines(store.folder, 5))
 
 
 def show_status(status: Status, *, as_json: bool) -> None:
@@ -130,14 +118,23 @@ def status_lines(status: Status) -> list[str]:
 
 def row_lines(status: Status) -> list[str]:
     """Return the lines of a status without the events."""
-    rows = [("state", describe_status(status))]
-    if status.state == STOPPED:
+    rows, manifest = [("state", describe_status(status))], status.manifest
+    if status.state == State.STOPPED:
         command = resume_command(status)
         rows.append(("resume", command) if command else ("next", "rerun the same build command to resume"))
-    if status.heartbeat is not None:
-        rows += _run_rows(status, status.heartbeat)
-    if status.manifest is not None:
-        rows += _folder_rows(status.manifest)
+    if status.heartbeat is not None and status.state == RUNNING:
+        rows += _run_rows(status.heartbeat)
+    if manifest is not None:
+        size = show_bytes(sum(shard.bytes for shard in manifest.shards))
+        counted = f"{manifest.tokens:,} tokens, {show_number_of(manifest.documents, 'document')}"
+        rows += [("shards", f"{manifest.shard_count:,} finished, {size}"), ("contents", counted)]
+        if manifest.shards and not manifest.complete and "exported_from" not in manifest.settings:
+            name, position = "the end", 0
+            for part, end in reversed([*zip(manifest.parts, manifest.end, strict=True)]):
+                if end.file < len(part.files):
+                    name, position = part.files[end.file]["name"], end.position
+            rows.append(("reached", f"{name}, position {position:,}"))
+        rows += [("layout", manifest.settings["layout"]), ("validation", manifest.split_rule.describe())]
     return [printable(f"{name:<10} {text}").replace("\n", " ") for name, text in rows]
 
 
@@ -148,7 +145,7 @@ def event_lines(status: Status) -> list[str]:
 
 def resume_command(status: Status) -> str | None:
     """Return what to type in the current folder to resume; None if nothing is to be done, or if unknown."""
-    if status.state != STOPPED or status.heartbeat is None:
+    if status.state != State.STOPPED or status.heartbeat is None:
         return None
     invocation = status.heartbeat.invocation
     here = os.path.realpath(invocation.folder) == os.path.realpath(os.curdir)
@@ -164,28 +161,26 @@ def describe_status(status: Status) -> str:
     written, code, reason = _date(heartbeat.written), heartbeat.exit_code, heartbeat.snapshot.reason
     if status.state == RUNNING:
         if code is not None:  # the last heartbeat of the previous run: this one has not written any yet
-            return f"{RUNNING}, {STARTING}"
-        text, age = heartbeat.snapshot.reason_or_state(), time.time() - heartbeat.written
+            return f"{RUNNING}, {State.STARTING}"
+        text, age = reason or heartbeat.snapshot.state, time.time() - heartbeat.written
         if age > _SILENT_SECONDS:
             text = f"no heartbeat for {show_seconds(age)}: suspended, or the machine was asleep; {text}"
         return f"{RUNNING}, {text}"
-    if status.state == STOPPED:
+    if status.state == State.STOPPED:
         if code is None:
-            return f"{STOPPED}: killed, or a power cut; last heartbeat {written}"
-        return f"{STOPPED} {written} with exit code {code}: {reason}"
+            return f"stopped: killed, or a power cut; last heartbeat {written}"
+        return f"stopped {written} with exit code {code}: {reason}"
     if code:
-        return f"{COMPLETE}, but the run ended with exit code {code}: {reason}"
-    return f"{COMPLETE} since {written}"
+        return f"complete, but the run ended with exit code {code}: {reason}"
+    return f"complete since {written}"
 
 
-def _run_rows(status: Status, heartbeat: Heartbeat) -> list[tuple[str, str]]:
-    if status.state != RUNNING:
-        return []
+def _run_rows(heartbeat: Heartbeat) -> list[tuple[str, str]]:
     now, invocation = heartbeat.snapshot, heartbeat.invocation
     # Of a bucket or a shared folder, it may be another machine.
     elsewhere = f" on {invocation.machine}" if invocation.machine not in ("", socket.gethostname()) else ""
     process = ("process", f"{invocation.process}{elsewhere}, started {_moment(invocation.started)}")
-    if now.state == VERIFYING:
+    if now.state == State.VERIFYING:
         shards = show_number_of(now.finished_shards, "shard")
         return [("progress", f"{now.verified_shards:,} of {shards} checked"), process]
     share = f"{100 * now.share:.1f} %, " if now.share is not None else ""
@@ -193,7 +188,7 @@ def _run_rows(status: Status, heartbeat: Heartbeat) -> list[tuple[str, str]]:
     if now.seconds_left is not None:
         rows.append(("left", f"{show_seconds(now.seconds_left)}, until "
                      f"{_moment(heartbeat.written + now.seconds_left)}"))  # fmt: skip
-    elif now.state == WAITING:
+    elif now.state == State.WAITING:
         rows.append(("left", "unknown while the run waits"))
     if now.tokens_per_second:
         rows.append(("speed", f"{show_count(now.tokens_per_second)} tokens/s over the last minutes of work"))
@@ -207,26 +202,10 @@ def _run_rows(status: Status, heartbeat: Heartbeat) -> list[tuple[str, str]]:
         within = 100 * now.shard_tokens / now.shard_size_tokens
         peak = show_bytes(now.peak_memory_bytes)
         memory = f" of memory, {peak} at most" if now.memory_bytes else ""  # if any was measured yet
-        rows += [
-            ("shard", f"number {now.shard}, {within:.0f} % of {show_count(now.shard_size_tokens)} tokens"),
-            ("machine", f"{describe_machine(now)}{memory}"),
-        ]
+        full = show_count(now.shard_size_tokens)
+        rows.append(("shard", f"number {now.shard}, {within:.0f} % of {full} tokens"))
+        rows.append(("machine", f"{describe_machine(now)}{memory}"))
     return [*rows, process]
-
-
-def _folder_rows(manifest: Manifest) -> list[tuple[str, str]]:
-    size = show_bytes(sum(shard.bytes for shard in manifest.shards))
-    rows = [
-        ("shards", f"{manifest.shard_count:,} finished, {size}"),
-        ("contents", f"{manifest.tokens:,} tokens, {show_number_of(manifest.documents, 'document')}"),
-    ]
-    if manifest.shards and not manifest.complete and "exported_from" not in manifest.settings:
-        name, position = "the end", 0
-        for part, end in reversed([*zip(manifest.parts, manifest.end, strict=True)]):
-            if end.file < len(part.files):
-                name, position = part.files[end.file]["name"], end.position
-        rows.append(("reached", f"{name}, position {position:,}"))
-    return [*rows, ("layout", manifest.settings["layout"]), ("validation", manifest.split_rule.describe())]
 
 
 def _moment(seconds: float) -> str:
@@ -242,7 +221,14 @@ def _date(seconds: float) -> str:
 def watch_status(store: Store, *, as_json: bool) -> int:
     """Show the status until no run is active there; return the exit code of the last state. Where no build
     has begun yet, wait for one."""
-    status = find_status(store) or _wait_for_build(store)
+    status = find_status(store)
+    if status is None:
+        if store.folder.is_file():
+            raise missing_manifest_error(store)  # no build can begin there
+        screen.print_error(f"Waiting for a build in {store.location} to begin; Ctrl-C ends this command.")
+    while status is None:
+        _pause(store)
+        status = find_status(store)
     try:
         if status.state == RUNNING:
             status = _follow(store, status, as_json=as_json)
@@ -252,38 +238,32 @@ def watch_status(store: Store, *, as_json: bool) -> int:
     return status.exit_code
 
 
-def _wait_for_build(store: Store) -> Status:
-    if store.folder.is_file():
-        return read_status(store)  # raises: no build can begin there
-    line = f"Waiting for a build in {store.location} to begin; Ctrl-C ends this command."
-    print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)
-    while True:
-        _pause(store)
-        if (status := find_status(store)) is not None:
-            return status
-
-
 def _follow(store: Store, status: Status, *, as_json: bool) -> Status:
-    if as_json:
-        return _repeat(store, status, lambda now: show_status(now, as_json=True), _EVERY_SECONDS)
-    if redraw(sys.stdout) is not Redraw.SCREEN:
-        return _repeat(store, status, _print_line, _LINE_EVERY_SECONDS)
-    sys.stdout.write(_ENTER)
-    try:
-        return _repeat(store, status, _refresh, _EVERY_SECONDS)
-    finally:
-        sys.stdout.write(_LEAVE)
-        sys.stdout.flush()
-
-
-def _repeat(store: Store, status: Status, show: Callable[[Status], None], every_seconds: float) -> Status:
+    """Show the status again and again while the run is active; return the one after it."""
+    in_place = not as_json and redraw(sys.stdout) is Redraw.SCREEN
     next_time = 0.0
-    while status.state == RUNNING:
-        if time.monotonic() >= next_time:
-            next_time = time.monotonic() + every_seconds
-            show(status)
-        _pause(store)
-        status = read_status(store)
+    if in_place:
+        sys.stdout.write(_ENTER)
+    try:
+        while status.state == RUNNING:
+            if as_json:
+                show_status(status, as_json=True)
+            elif in_place:
+                size = terminal_size(sys.stdout)
+                # A character in the last column would make some terminals begin another line.
+                lines = fit_screen(status, size.columns - 1, size.lines)
+                sys.stdout.write(_HOME + "\n".join(_CLEAR_LINE + line for line in lines) + _CLEAR_BELOW)
+                sys.stdout.flush()
+            elif status.heartbeat is not None and time.monotonic() >= next_time:
+                next_time = time.monotonic() + _LINE_EVERY_SECONDS
+                line = screen.describe(status.heartbeat.snapshot)
+                screen.print_result(f"{time.strftime('%H:%M')} {line}")
+            _pause(store)
+            status = read_status(store)
+    finally:
+        if in_place:
+            sys.stdout.write(_LEAVE)
+            sys.stdout.flush()
     return status
 
 
@@ -291,29 +271,13 @@ def _pause(store: Store) -> None:
     time.sleep(_REMOTE_EVERY_SECONDS if store.is_remote else _EVERY_SECONDS)
 
 
-def _print_line(status: Status) -> None:
-    if status.heartbeat is not None:
-        line = f"{time.strftime('%H:%M')} {describe(status.heartbeat.snapshot)}"
-        print(shown_on(sys.stdout, line), flush=True)
-
-
-def _refresh(status: Status) -> None:
-    size = terminal_size(sys.stdout)
-    # A character in the last column would make some terminals begin another line.
-    lines = fit_screen(status, size.columns - 1, size.lines)
-    sys.stdout.write(_HOME + "\n".join(_CLEAR_LINE + line for line in lines) + _CLEAR_BELOW)
-    sys.stdout.flush()
-
-
 def fit_screen(status: Status, columns: int, rows: int) -> list[str]:
     """Return the lines of a status that fit the terminal: all rows, then as many of the newest events as
     fit. If even the rows don't fit, the last ones are left out."""
 
     def pieces(line: str) -> list[str]:
-        return [
-            clip(piece, columns)
-            for piece in wrap(line, columns, hang=continuation_indent(line), break_words=True)
-        ]
+        wrapped = wrap(line, columns, hang=continuation_indent(line), break_words=True)
+        return [clip(piece, columns) for piece in wrapped]
 
     lines = [piece for row in row_lines(status) for piece in pieces(row)]
     left = rows - len(lines) - len(("", "last events"))

@@ -15,21 +15,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from fineweb_shards.errors import DiskFullError, Interrupted, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
-from fineweb_shards.layouts.base import Numbering, tokens_of
+from fineweb_shards.layouts.base import Numbering, ShardFormat, tokens_of
 from fineweb_shards.store.cleanup import remove_leftovers, remove_outdated_files
 from fineweb_shards.store.manifest import Manifest, ManifestFile, save_manifest
 from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import FinishedFile, list_finished
-from fineweb_shards.store.store import OutputSpec, Segment, Store
+from fineweb_shards.store.store import GrowingPart, OutputSpec, Segment, Store
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.system.durable import output_error
+from fineweb_shards.system.own_files import ForeignFileError, open_own
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import (
     SPLITS,
@@ -42,7 +44,6 @@ from fineweb_shards.types import (
     Split,
     Tokens,
 )
-from fineweb_shards.writing.growing_file import GrowingFile
 
 # How many checkpoints may be sealed at once, beside the one that is being written: hashing one file takes a
 # core for a tenth of a second. More would only mean more to lose in a crash.
@@ -88,6 +89,88 @@ def shards_at_once(workers: int) -> int:
     return len(SPLITS) + checkpoints_at_once(workers)
 
 
+@dataclass(eq=False)
+class GrowingFile:
+    """A file of tokens while it grows, in the work folder; it gets its final name when it is whole.
+
+    Most files are a shard of one segment. A file that grows over several checkpoints has a segment for each,
+    and continues after the last recorded one after a crash. Workers write the tokens; here is which byte
+    comes next. The header contains the number of tokens, so it is written when the file is sealed.
+    """
+
+    name: str
+    store: Store
+    shard_format: ShardFormat
+    split: Split
+    disk: Disk
+    tokens: int = 0  # for which there are placements, recorded ones included; at first those in the manifest
+    _part: GrowingPart | None = None  # to which the next tokens belong
+    _documents: int = 0  # in the current segment
+
+    def __post_init__(self) -> None:
+        self.is_recorded = self.tokens > 0  # the manifest names it
+        self._begin = self.tokens  # of the current segment
+        self._paths: list[Path] = []  # of all parts so far
+
+    def open(self) -> GrowingPart:
+        """Return the part for the next tokens; create it, or continue the file, if there is none. Not in the
+        constructor, so that the caller knows the file even if this is interrupted."""
+        if self._part is None:
+            self._part = self.disk.attempt(self._prepare)
+            self._paths.append(self._part.path)
+        return self._part
+
+    def _prepare(self) -> GrowingPart:
+        try:
+            begin = self.shard_format.offset_bytes(self.tokens) if self.tokens else 0
+            return self.store.prepare(self.name, begin)
+        except OSError as error:
+            raise output_error(self.store.folder / self.name, error) from error
+
+    def place(self, part: ShardSlice) -> Placement:
+        """Return where the tokens of a slice belong: after all others."""
+        file = self.open()
+        offset = self.shard_format.offset_bytes(self.tokens) - file.begin
+        self.tokens += part.tokens
+        self._documents += part.documents
+        return Placement(str(file.path), offset, part.ranges)
+
+    @property
+    def has_open_segment(self) -> bool:
+        """Whether there are tokens after the last segment."""
+        return self.tokens > self._begin
+
+    def end_segment(self, *, whole: bool) -> Segment:
+        """End the current segment, and the file if it is `whole`; return the segment."""
+        file = self.open()
+        offset = self.shard_format.offset_bytes(self._begin) if self._begin or not whole else 0
+        segment = Segment(
+            path=file.path,
+            begin=file.begin,
+            name=self.name,
+            split=self.split,
+            offset=offset,
+            size_bytes=self.shard_format.offset_bytes(self.tokens) - offset,
+            tokens=self.tokens - self._begin,
+            documents=self._documents,
+            whole=whole,
+            header=self.shard_format.header(self.tokens) if whole else b"",
+        )
+        if not self.store.grows_in_place:
+            self._part = None
+        self._begin, self._documents = self.tokens, 0
+        return segment
+
+    def discard(self, kept: Collection[Path] = ()) -> None:
+        """Remove the file except for these paths, and free its space even while a worker has it open."""
+        for path in self._paths:
+            if path not in kept:
+                with contextlib.suppress(FileNotFoundError, ForeignFileError):  # gone, or not ours any more
+                    with open_own(path, "r+b") as file:
+                        file.truncate(0)
+                    path.unlink()
+
+
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
     """Segments to record together, once the first `after` placements are written and the segments sealed."""
@@ -101,42 +184,46 @@ class _Checkpoint:
     def make_records(self) -> list[ShardRecord]:
         """Return the records of the segments, once they are sealed; the last one has the counts."""
         records = [
-            _make_record(segment, seal.result(), self.end)
+            ShardRecord(
+                name=segment.name,
+                split=segment.split,
+                offset=segment.offset,
+                tokens=segment.tokens,
+                documents=segment.documents,
+                bytes=segment.size_bytes,
+                sha256=seal.result(),
+                end=self.end,
+                counts=Counts(),
+            )
             for segment, seal in zip(self.segments, self.seals, strict=True)
             if segment.tokens
         ]
         return [*records[:-1], *(replace(record, counts=self.counts) for record in records[-1:])]
 
 
+@dataclass(eq=False)
 class Output:
     """Places blocks in their order. Everything that `manifest` records is durable. `on_record` is called with
-    the new records of each checkpoint, and its place in the stream."""
+    the new records of each checkpoint, and its place in the stream; `add_totals` adds seconds, memory and the
+    like to a manifest before it is saved."""
 
-    def __init__(
-        self,
-        spec: OutputSpec,
-        manifest: Manifest,
-        plane: DataPlane,
-        disk: Disk,
-        *,
-        add_totals: Callable[[Manifest], Manifest] = lambda manifest: manifest,
-        on_record: Callable[[Sequence[ShardRecord], Cursors], None] = lambda records, end: None,
-    ) -> None:
-        self.manifest = manifest
-        self._manifest_file = ManifestFile(spec.store)
-        self._spec = spec
-        self._plane = plane
-        self._disk = disk
-        self._add_totals = add_totals  # adds seconds, memory and the like to a manifest before it is saved
-        self._on_record = on_record
-        self._tokens = {split: tokens_of(manifest.shards, split) for split in SPLITS}  # placed so far
+    spec: OutputSpec
+    manifest: Manifest
+    plane: DataPlane
+    disk: Disk
+    add_totals: Callable[[Manifest], Manifest] = lambda manifest: manifest
+    on_record: Callable[[Sequence[ShardRecord], Cursors], None] = lambda records, end: None
+
+    def __post_init__(self) -> None:
+        self._manifest_file = ManifestFile(self.spec.store)
+        self._tokens = {split: tokens_of(self.manifest.shards, split) for split in SPLITS}  # placed so far
         self._files: dict[Split, GrowingFile] = {}  # to which the next tokens belong
         self._unnamed: list[GrowingFile] = []  # these, and those that are full but not named yet
         self._writes: deque[Future[None]] = deque()  # of placements, in order, that may not be written yet
         self._placed = 0  # placements
         self._checkpoints: deque[_Checkpoint] = deque()  # that are not in the manifest yet
         self._counts = Counts()  # since the last checkpoint
-        self._end = manifest.end
+        self._end = self.manifest.end
 
     def __enter__(self) -> Output:
         return self
@@ -144,11 +231,17 @@ class Output:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Unless the disk is at fault, record what is finished, however the run ends; then remove files that
         the manifest does not name."""
-        if isinstance(error, DiskFullError):
-            self._give_up_unwritten()
+        if isinstance(error, DiskFullError):  # free the space of files that are not whole, to record others
+            written = deque(itertools.takewhile(lambda one: one.done() and not one.exception(), self._writes))
+            self._placed, self._writes = self._placed - len(self._writes) + len(written), written
+            self._checkpoints = deque(one for one in self._checkpoints if one.after <= self._placed)
+            whole = {segment.path for checkpoint in self._checkpoints for segment in checkpoint.segments}
+            for file in self._unnamed:
+                if not file.is_recorded:
+                    file.discard(kept=whole)
         if isinstance(error, (ShardError, Interrupted)) and type(error) is not OutputError:
             # Not for long, and the first error is the one to tell.
-            self._spec.store.hurry(_LONGEST_LAST_SECONDS)
+            self.spec.store.hurry(_LONGEST_LAST_SECONDS)
             with contextlib.suppress(ShardError, Interrupted, TimeoutError):
                 self._settle(0, longest_seconds=_LONGEST_LAST_SECONDS)
         for file in self._unnamed:
@@ -174,15 +267,35 @@ class Output:
                     after = self._placed + len(placements)
                     self._begin_checkpoint(after, {part.split} if part.fills_shard else set())
         finally:  # what is placed may have filled a shard, even if there is no space for the next one
-            self._writes.extend(self._plane.place(tokens, placements))
+            self._writes.extend(self.plane.place(tokens, placements))
             self._placed += len(placements)
-        self._settle(checkpoints_at_once(self._plane.workers))
+        self._settle(checkpoints_at_once(self.plane.workers))
+
+    def _file(self, split: Split) -> GrowingFile:
+        """Return the file to which the next tokens of a split belong; create it if there is none."""
+        if split not in self._files:
+            spec, tokens = self.spec, self._tokens[split]
+            numbering = Numbering(spec.layout, spec.shard_tokens, spec.split_rule, self.manifest.digits)
+            numbering.check_width(split, self._tokens)
+            name, begin = numbering.name(split, self._tokens), numbering.begin(tokens)
+            file = GrowingFile(name, spec.store, spec.shard_format, split, self.disk, begin)
+            self._unnamed.append(file)
+            file.open()
+            self._files[split] = file
+        return self._files[split]
 
     def finish(self) -> Manifest:
         """Give every file its final name, and save the manifest as complete."""
         self._settle(0)
-        self._reopen_growing()
-        dropped = self._files.pop("train", None) if self._spec.drop_short else None
+        # Open files that still grow, so that they are finished even if this run has added nothing.
+        files = list_files(self.manifest.shards)
+        everything = self.spec.store.find_all(file.name for file in files)
+        for file in files:
+            found = everything.get(file.name)
+            # One that is longer was named by a run that was killed before it recorded the rest.
+            if found is not None and (not found.named or found.size_bytes > file.end_bytes):
+                self._file(file.split)
+        dropped = self._files.pop("train", None) if self.spec.drop_short else None
         if dropped is not None:
             records = self.manifest.shards
             kept = tuple(record for record in records if record.name != dropped.name)
@@ -193,7 +306,10 @@ class Output:
             self._begin_checkpoint(self._placed, set(SPLITS))
         self._settle(0)
         assert not self._checkpoints, "a complete manifest has everything"
-        self._write_sidecars()
+        # Sidecars, of several files at once; while the disk is full, wait and try again.
+        finished, at_once = list_finished(self.spec.store, self.manifest), max(1, self.plane.workers)
+        for first in range(0, len(finished), at_once):
+            self.disk.attempt(partial(self._write_sidecars, finished[first : first + at_once]))
         manifest = self.manifest
         totals = {
             "shards": manifest.shard_count,
@@ -202,42 +318,23 @@ class Output:
             "dropped_tokens": dropped.tokens if dropped else 0,
             **asdict(manifest.counts + self._counts),  # with those of a rest that has no token
         }
-        _abort_uploads(self._spec.store, manifest)  # of workers that died, or that were not answered
+        _abort_uploads(self.spec.store, manifest)  # of workers that died, or that were not answered
         self._save(replace(manifest, complete=True, totals=totals))
         if dropped is not None:  # only now: until here the saved manifest may have named a part of it
             dropped.discard()
-            self._spec.store.remove([dropped.name])
+            self.spec.store.remove([dropped.name])
         return self.manifest
 
-    def _write_sidecars(self) -> None:
-        """Have all sidecars written, of several files at once; while the disk is full, wait and try again."""
-        files = list_finished(self._spec.store, self.manifest)
-        at_once = max(1, self._plane.workers)
-        for first in range(0, len(files), at_once):
-            self._disk.attempt(partial(self._write_some_sidecars, files[first : first + at_once]))
-
-    def _write_some_sidecars(self, files: Sequence[FinishedFile]) -> None:
-        writes = [self._plane.write_sidecars(file) for file in files]
+    def _write_sidecars(self, files: Sequence[FinishedFile]) -> None:
+        writes = [self.plane.write_sidecars(file) for file in files]
         failures = []
         for write in writes:
             try:
-                self._plane.wait(write)
+                self.plane.wait(write)
             except OutputError as error:
                 failures.append(error)  # not raised yet: a second try must not meet the rest of the first
         if failures:
             raise failures[0]
-
-    def _give_up_unwritten(self) -> None:
-        """Free the space of files that are not whole, so that those that are can be recorded."""
-        written = deque(itertools.takewhile(lambda one: one.done() and not one.exception(), self._writes))
-        self._placed, self._writes = self._written + len(written), written
-        self._checkpoints = deque(one for one in self._checkpoints if one.after <= self._placed)
-        whole = {segment.path for checkpoint in self._checkpoints for segment in checkpoint.segments}
-        for file in self._unnamed:
-            if not file.is_recorded:
-                file.discard(kept=whole)
-
-    # Checkpoints
 
     def _begin_checkpoint(self, after: int, whole: set[Split]) -> None:
         """End the segments of all files, which the first `after` placements have filled; the files of `whole`
@@ -261,41 +358,36 @@ class Output:
             first = self._checkpoints[0]
             if first.seals:
                 for seal in first.seals:
-                    self._plane.wait(seal, longest_seconds)
+                    self.plane.wait(seal, longest_seconds)
             elif self._writes:
-                self._plane.wait(self._writes[0], longest_seconds)
+                self.plane.wait(self._writes[0], longest_seconds)
             else:
                 return  # an interruption has come between its placements and their futures
             self.advance()
 
     def advance(self) -> None:
-        """Do what can be done without waiting: have segments sealed, record those that are."""
+        """Do what can be done without waiting: have segments sealed that are written, record those that are
+        sealed."""
         while self._writes and self._writes[0].done():
             self._writes[0].result()
             self._writes.popleft()
-        self._begin_seals()
-        while sealed := list(itertools.takewhile(self._is_sealed, self._checkpoints)):
+        while True:
+            for checkpoint in self._checkpoints:
+                if checkpoint.seals or checkpoint.after > self._placed - len(self._writes):
+                    continue
+                joins_parts = any(segment.whole and segment.begin for segment in checkpoint.segments)
+                if joins_parts and checkpoint is not self._checkpoints[0]:
+                    break  # a store that puts parts together needs those before it
+                self.spec.store.check_lock()
+                # All or none: after Ctrl-C in between, half of them would look like all.
+                seals = [self.plane.seal(segment) for segment in checkpoint.segments]
+                checkpoint.seals.extend(seals)
+            sealed = list(itertools.takewhile(self._is_sealed, self._checkpoints))
+            if not sealed:
+                return
             self._record(sealed)
             for _ in sealed:
                 self._checkpoints.popleft()
-            self._begin_seals()
-
-    def _begin_seals(self) -> None:
-        """Have segments sealed that are written."""
-        for checkpoint in self._checkpoints:
-            if not checkpoint.seals and checkpoint.after <= self._written:
-                joins_parts = any(segment.whole and segment.begin for segment in checkpoint.segments)
-                if joins_parts and checkpoint is not self._checkpoints[0]:
-                    return  # a store that puts parts together needs those before it
-                self._spec.store.check_lock()
-                # All or none: after Ctrl-C in between, half of them would look like all.
-                seals = [self._plane.seal(segment) for segment in checkpoint.segments]
-                checkpoint.seals.extend(seals)
-
-    @property
-    def _written(self) -> int:
-        """The number of placements that are written."""
-        return self._placed - len(self._writes)
 
     def _is_sealed(self, checkpoint: _Checkpoint) -> bool:
         """Return whether a checkpoint is sealed; raise the error if it can't be, once it is the first."""
@@ -309,11 +401,16 @@ class Output:
     def _record(self, checkpoints: Sequence[_Checkpoint]) -> None:
         """Name the files that are whole, and save the manifest with the new segments. All checkpoints that
         are sealed are recorded together: saving takes a bucket a fifth of a second."""
-        self._spec.store.check_lock()
+        self.spec.store.check_lock()
         records: list[ShardRecord] = []
         for checkpoint in checkpoints:
             for segment in checkpoint.segments:
-                self._name(segment)
+                try:
+                    self.spec.store.name_file(segment)
+                except OSError as error:
+                    raise output_error(self.spec.store.folder / segment.name, error) from error
+                if segment.whole:
+                    self._unnamed = [file for file in self._unnamed if file.name != segment.name]
             records += checkpoint.make_records()
         names = {record.name for record in records}
         for file in self._unnamed:  # before the manifest names it: from then on it must not be removed
@@ -321,64 +418,9 @@ class Output:
         # An interruption may have come after some of them were recorded.
         recorded = self.manifest.shards[-_MOST_RECORDS:]
         self._save(self.manifest.append(*(record for record in records if record not in recorded)))
-        self._on_record(records, checkpoints[-1].end)
-
-    def _name(self, segment: Segment) -> None:
-        """Give a file that is whole its name; make sure that one that grows on will be found again."""
-        store = self._spec.store
-        try:
-            store.name_file(segment)
-        except OSError as error:
-            raise output_error(store.folder / segment.name, error) from error
-        if segment.whole:
-            self._unnamed = [file for file in self._unnamed if file.name != segment.name]
+        self.on_record(records, checkpoints[-1].end)
 
     def _save(self, manifest: Manifest) -> None:
         """Add the totals to a manifest and save it durably."""
-        self.manifest = self._add_totals(manifest)
-        self._disk.attempt(lambda: self._manifest_file.save(self.manifest))
-
-    # Files
-
-    def _file(self, split: Split) -> GrowingFile:
-        """Return the file to which the next tokens of a split belong; create it if there is none."""
-        if split not in self._files:
-            spec, tokens = self._spec, self._tokens[split]
-            numbering = Numbering(spec.layout, spec.shard_tokens, spec.split_rule, self.manifest.digits)
-            numbering.check_width(split, self._tokens)
-            file = GrowingFile(
-                numbering.name(split, self._tokens),
-                spec.store,
-                spec.shard_format,
-                split,
-                self._disk,
-                recorded_tokens=numbering.begin(tokens),
-            )
-            self._unnamed.append(file)
-            file.open()
-            self._files[split] = file
-        return self._files[split]
-
-    def _reopen_growing(self) -> None:
-        """Open files that still grow, so that they are finished even if this run has added nothing."""
-        files = list_files(self.manifest.shards)
-        everything = self._spec.store.find_all(file.name for file in files)
-        for file in files:
-            found = everything.get(file.name)
-            # One that is longer was named by a run that was killed before it recorded the rest.
-            if found is not None and (not found.named or found.size_bytes > file.end_bytes):
-                self._file(file.split)
-
-
-def _make_record(segment: Segment, sha256: str, end: Cursors) -> ShardRecord:
-    return ShardRecord(
-        name=segment.name,
-        split=segment.split,
-        offset=segment.offset,
-        tokens=segment.tokens,
-        documents=segment.documents,
-        bytes=segment.size_bytes,
-        sha256=sha256,
-        end=end,
-        counts=Counts(),
-    )
+        self.manifest = self.add_totals(manifest)
+        self.disk.attempt(lambda: self._manifest_file.save(self.manifest))

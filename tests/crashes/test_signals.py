@@ -234,7 +234,7 @@ def test_nohup_goes_on(tmp_path: Path, source: Path) -> None:
     "moment",
     [
         "fineweb_shards.watching.monitor:Monitor.__exit__",
-        "fineweb_shards.watching.history:History.end_run",
+        "fineweb_shards.watching.run_files:History.end_run",
         "fineweb_shards.run.build:Outcome",
         "fineweb_shards.commands.build:print_result",
     ],

@@ -219,7 +219,7 @@ def test_a_shortage_of_memory_pauses_the_run_and_takes_workers_away(
     room = {"available": 2**40}
 
     def read() -> guard.Reading:
-        return guard.Reading([MemoryLimit("the machine", room["available"], 2**40)], 0.0)
+        return [MemoryLimit("the machine", room["available"], 2**40)], 0.0
 
     class Relief(Listener):
         """Memory comes back when both workers are gone."""

@@ -22,8 +22,8 @@ from fineweb_shards.run.job import open_manifest
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.memory_guard import MemoryGuard
-from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
+from fineweb_shards.watching.run_files import EventLog
 from tests.executors import hostile
 from tests.support import inline, layout_reference, reference, runs
 from tests.support.documents import make_documents

@@ -20,8 +20,8 @@ from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Counts, Cursor, ShardRecord
 from fineweb_shards.units import show_number_of
-from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
+from fineweb_shards.watching.run_files import EventLog
 from tests.support import layout_reference, runs
 from tests.support.doubles import AtOncePlane, InlineExecutor
 from tests.support.inputs import write_text

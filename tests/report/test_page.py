@@ -14,8 +14,7 @@ from fineweb_shards.report.page import write_report
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import save_manifest
 from fineweb_shards.types import Quarantined
-from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
-from fineweb_shards.watching.history import History, Mark, Point
+from fineweb_shards.watching.run_files import Heartbeat, History, Invocation, Mark, Point
 from tests.report.chromium import NAMES, Chromium, find_browser
 from tests.report.page_payloads import MARK, PAYLOADS
 from tests.support import runs

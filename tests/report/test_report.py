@@ -40,8 +40,16 @@ from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import GPT2
-from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
-from fineweb_shards.watching.history import History, Mark, Point, RunRecord, Waited, load_history
+from fineweb_shards.watching.run_files import (
+    Heartbeat,
+    History,
+    Invocation,
+    Mark,
+    Point,
+    RunRecord,
+    Waited,
+    load_history,
+)
 from tests.report.page_payloads import PAYLOADS
 from tests.support import reference, runs
 from tests.support.documents import make_documents

@@ -36,8 +36,7 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursor, Placement, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.writing import output as output_module
-from fineweb_shards.writing.growing_file import GrowingFile
-from fineweb_shards.writing.output import Output
+from fineweb_shards.writing.output import GrowingFile, Output
 from tests.support import reference, runs
 from tests.support.doubles import FailingCall
 
@@ -317,7 +316,7 @@ def test_a_file_that_grows_goes_on_after_the_last_recorded_token(folder: Path) -
     with contextlib.closing(TokenWriter(FORMAT, disk)) as writer:
         file = GrowingFile(NAME, store, FORMAT, "val", disk)
         writer.write(TOKENS, file.place(part))
-        grown = GrowingFile(NAME, store, FORMAT, "val", disk, recorded_tokens=4)
+        grown = GrowingFile(NAME, store, FORMAT, "val", disk, tokens=4)
         path = grown.open().path
         assert path.stat().st_size == 128 + 8
         assert not grown.has_open_segment

@@ -34,8 +34,8 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import Counts, Cursor, Cursors, EncodedBlock, Quarantined
 from fineweb_shards.vocabulary import GPT2
-from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
+from fineweb_shards.watching.run_files import EventLog
 from tests.support import collecting, layout_reference, reference, runs
 from tests.support.layout_reference import Wanted
 from tests.support.stitching import stitch

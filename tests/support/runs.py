@@ -34,8 +34,8 @@ from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, make_mender
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
 from fineweb_shards.types import Counts, Cursor
 from fineweb_shards.vocabulary import GPT2
-from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
+from fineweb_shards.watching.run_files import EventLog
 from tests.support import reference
 from tests.support.doubles import AtOncePlane, InlineExecutor
 from tests.support.stitching import stitch

@@ -24,7 +24,7 @@ class Machine:
         self.guard = guard.MemoryGuard(300 * MIB, self.read, lambda pid: self.sizes.get(pid), self.clock)
 
     def read(self) -> guard.Reading:
-        return guard.Reading([MemoryLimit("the machine", self.available, self.total)], self.stall)
+        return [MemoryLimit("the machine", self.available, self.total)], self.stall
 
     def look(self, *workers: int, after: float = guard.LOOK_EVERY_SECONDS) -> Advice | None:
         self.clock.seconds += after

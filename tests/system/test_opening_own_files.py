@@ -16,8 +16,7 @@ from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.system import own_files
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.own_files import WORK_FOLDER, ForeignFileError, claim_folder, open_own, read_file
-from fineweb_shards.watching.heartbeat import load_heartbeat
-from fineweb_shards.watching.history import load_history
+from fineweb_shards.watching.run_files import load_heartbeat, load_history
 from fineweb_shards.watching.status import read_status
 from tests.support import inline
 from tests.support.documents import make_documents
@@ -36,7 +35,7 @@ ELSEWHERE = {
     "storage/hub.py": {"truncate"},  # of a file that is open
     "storage/local.py": {"open"},  # a pipe of the input, to read from
     "store/folder_store.py": {"truncate"},  # of a file that is open
-    "writing/growing_file.py": {"truncate"},  # the same
+    "writing/output.py": {"truncate"},  # the same
     "reading/token_file.py": {"memmap"},  # to read, as in the next one
     "loader/shard_cache.py": {"memmap"},
 }

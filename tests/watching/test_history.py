@@ -10,22 +10,31 @@ import pytest
 from fineweb_shards.events import Event
 from fineweb_shards.report.runs import TimeAxis
 from fineweb_shards.system.own_files import WORK_FOLDER
-from fineweb_shards.watching import history
-from fineweb_shards.watching.history import (
+from fineweb_shards.watching import run_files
+from fineweb_shards.watching.run_files import (
     MAXIMUM_MARKS,
     MAXIMUM_POINTS,
     MAXIMUM_RUNS,
     WAIT,
     History,
+    Snapshot,
+    State,
     load_history,
 )
+
+
+def seen(tokens: int, memory_bytes: int, fetched_bytes: int = 0, waited_seconds: float = 0.0) -> Snapshot:
+    return Snapshot(
+        State.ENCODING, "", tokens=tokens, memory_bytes=memory_bytes,
+        fetched_bytes=fetched_bytes, waited_seconds=waited_seconds,
+    )  # fmt: skip
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, to be set."""
     now = [1_000_000.0]
-    monkeypatch.setattr(history.time, "time", lambda: now[0])
+    monkeypatch.setattr(run_files.time, "time", lambda: now[0])
     return now
 
 
@@ -40,7 +49,7 @@ def test_three_days_stay_small(clock: list[float], folder: Path) -> None:
     kept = History()
     for second in range(3 * 86400):
         clock[0] = 1_000_000.0 + second
-        kept.add(second, 5)
+        kept.add(seen(second, 5))
     points = kept.points
     assert MAXIMUM_POINTS / 3 < len(points) <= MAXIMUM_POINTS
     assert points[0].tokens == 0
@@ -48,22 +57,22 @@ def test_three_days_stay_small(clock: list[float], folder: Path) -> None:
     gaps = [b.time - a.time for a, b in pairwise(points)]
     assert max(gaps) <= 2.1 * min(gaps)
     kept.save(folder)
-    assert (folder / WORK_FOLDER / history.FILE_NAME).stat().st_size < 100_000
+    assert (folder / WORK_FOLDER / run_files.HISTORY_NAME).stat().st_size < 100_000
 
 
 def test_a_resume_goes_on_with_the_same_history(clock: list[float], folder: Path) -> None:
     """Under another run number, so that the gap can be seen; a wait left open by a crash ends there."""
     first = History()
     first.begin_run()
-    first.add(0, 1)
+    first.add(seen(0, 1))
     clock[0] += 10
-    first.add(100, 1)
+    first.add(seen(100, 1))
     first.begin_wait("network", "waiting")
     first.save(folder)
     clock[0] += 3600
     second = load_history(folder)
     second.begin_run()
-    second.add(50, 1)
+    second.add(seen(50, 1))
     assert [point.run for point in second.points] == [1, 1, 2]
     assert [(mark.kind, mark.end) for mark in second.marks] == [(WAIT, 1_000_010.0)]
 
@@ -91,13 +100,13 @@ def test_runs_are_kept_with_their_waits(clock: list[float], folder: Path) -> Non
     first = History()
     first.begin_run(0, 4_000)
     clock[0] += 100
-    first.add(500, 7, fetched_bytes=30, stood_still_seconds=20.0)
+    first.add(seen(500, 7, fetched_bytes=30, waited_seconds=20.0))
     first.begin_wait("network", "waiting")
     clock[0] += 20
     first.end_wait("network")
     first.begin_wait("network", "again")
     clock[0] += 5
-    first.add(500, 7, fetched_bytes=40, stood_still_seconds=25.0)
+    first.add(seen(500, 7, fetched_bytes=40, waited_seconds=25.0))
     first.save(folder)
     clock[0] += 3600
     second = load_history(folder)
@@ -124,7 +133,7 @@ def test_runs_stay_few(clock: list[float]) -> None:
 
 def test_a_history_of_an_older_version_is_read(folder: Path) -> None:
     """It has no runs."""
-    (folder / WORK_FOLDER / history.FILE_NAME).write_text(
+    (folder / WORK_FOLDER / run_files.HISTORY_NAME).write_text(
         '{"interval_seconds": 1.0, "points": [[1.0, 1, 2, 3]], "marks": []}'
     )
     old = load_history(folder)
@@ -136,16 +145,16 @@ def test_a_history_of_an_older_version_is_read(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"points": 5}', '{"points": [[1]], "marks": []}'])
 def test_a_damaged_history_is_begun_anew(folder: Path, text: str) -> None:
     """It is an account, not a checkpoint."""
-    (folder / WORK_FOLDER / history.FILE_NAME).write_text(text)
+    (folder / WORK_FOLDER / run_files.HISTORY_NAME).write_text(text)
     assert load_history(folder).points == []
 
 
 def test_a_clock_set_back_does_not_silence_it(clock: list[float]) -> None:
     """Points go on."""
     kept = History()
-    kept.add(1, 1)
+    kept.add(seen(1, 1))
     clock[0] -= 3600
-    kept.add(2, 1)
+    kept.add(seen(2, 1))
     assert len(kept.points) == 2
 
 

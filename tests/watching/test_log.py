@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.events import Event
-from fineweb_shards.watching import log as journal
-from fineweb_shards.watching.log import EventLog, last_lines
+from fineweb_shards.watching import run_files
+from fineweb_shards.watching.run_files import EventLog, last_lines
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_one_line_an_event(folder: Path) -> None:
 
 def test_its_size_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a run, two files of a certain size; the newest lines are always there."""
-    monkeypatch.setattr(journal, "MAXIMUM_BYTES", 1000)
+    monkeypatch.setattr(run_files, "MAXIMUM_LOG_BYTES", 1000)
     log = EventLog(folder)
     for number in range(500):
         log.write(Event("note", f"event {number} " + "x" * (5000 if number == 250 else 20)))

@@ -20,11 +20,19 @@ from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Cursor
 from fineweb_shards.watching import monitor as monitor_module
-from fineweb_shards.watching.heartbeat import WAITING, Heartbeat, Snapshot, current_invocation, load_heartbeat
-from fineweb_shards.watching.history import History, load_history
-from fineweb_shards.watching.log import EventLog, last_lines
-from fineweb_shards.watching.monitor import Monitor, Reporter, ReportFunctions
+from fineweb_shards.watching.monitor import Monitor, ReportFunctions
 from fineweb_shards.watching.progress import Progress, Total
+from fineweb_shards.watching.run_files import (
+    EventLog,
+    Heartbeat,
+    History,
+    Snapshot,
+    State,
+    current_invocation,
+    last_lines,
+    load_heartbeat,
+    load_history,
+)
 from fineweb_shards.watching.screen import Screen
 from tests.support import reference, runs
 from tests.support.doubles import InlineExecutor
@@ -69,7 +77,8 @@ def test_every_state_reaches_the_heartbeat(watched: tuple[Monitor, Progress, Pat
 
     def seen() -> str:
         monitor._update()
-        return beat_of(folder).snapshot.reason_or_state()
+        snapshot = beat_of(folder).snapshot
+        return snapshot.reason or snapshot.state
 
     runs.build_inline(folder, folder.parent / "a.txt", shard_tokens=100)  # for a manifest
     with FolderLock(folder), monitor:
@@ -114,7 +123,7 @@ def test_waiting_is_no_work(watched: tuple[Monitor, Progress, Path], monkeypatch
         progress.set_wait("network", "waiting")
         after(1, 10)  # another worker goes on
         still = after(600, 0)
-        assert still.state == WAITING
+        assert still.state == State.WAITING
         assert still.seconds_left is None
         assert still.tokens_per_second == pytest.approx(10)
         assert progress.waited_seconds == pytest.approx(600)
@@ -221,24 +230,20 @@ def test_what_cannot_be_written_stays_unwritten(
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), SystemExit(0)])
-@pytest.mark.parametrize(
-    ("owner", "part"),
-    [(Monitor, "_take_snapshot"), (Monitor, "_state"), (Monitor, "_is_due"), (Reporter, "_count_shard")],
-)
+@pytest.mark.parametrize("part", ["_take_snapshot", "_state", "_is_due", "_count_shard"])
 def test_a_look_that_fails_is_logged_and_the_next_one_comes(
     watched: tuple[Monitor, Progress, Path],
     monkeypatch: pytest.MonkeyPatch,
-    owner: type,
     part: str,
     error: BaseException,
 ) -> None:
     """In its own thread: it goes on looking, and the heartbeat comes back when the fault is gone."""
     monitor, progress, folder = watched
     monkeypatch.setattr(monitor_module, "LOOK_EVERY_SECONDS", 0.001)
-    threads = {monitor._thread, monitor._reporter.thread}
+    threads = {monitor._thread, monitor._report_thread}
     failures = []
     again = threading.Event()
-    right = getattr(owner, part)
+    right = getattr(Monitor, part)
 
     def fail(self: object, *arguments: object) -> object:
         if threading.current_thread() in threads and len(failures) < 2:
@@ -248,7 +253,7 @@ def test_a_look_that_fails_is_logged_and_the_next_one_comes(
             again.set()
         return right(self, *arguments)
 
-    monkeypatch.setattr(owner, part, fail)
+    monkeypatch.setattr(Monitor, part, fail)
     with FolderLock(folder), monitor:
         progress.advance(150, 1, (Cursor(0, 3),))
         assert again.wait(60)
@@ -266,11 +271,11 @@ def test_shards_that_cannot_be_read_keep_nobody_waiting(
     monkeypatch.setattr(monitor_module, "_LONGEST_JOIN_AFTER_ERROR_SECONDS", 0.01)
     silent = threading.Event()
 
-    def wait(reporter: Reporter) -> None:
+    def wait(monitor: Monitor) -> None:
         silent.set()
         threading.Event().wait()
 
-    monkeypatch.setattr(Reporter, "_count_shard", wait)
+    monkeypatch.setattr(Monitor, "_count_shard", wait)
     with contextlib.suppress(Interrupted), FolderLock(folder), monitor:
         assert silent.wait(60)
         progress.advance(150, 1, (Cursor(0, 3),))

@@ -23,8 +23,7 @@ from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.vocabulary import GPT2
-from fineweb_shards.watching.heartbeat import Heartbeat, Invocation
-from fineweb_shards.watching.history import History, load_history
+from fineweb_shards.watching.run_files import Heartbeat, History, Invocation, Snapshot, load_history
 from fineweb_shards.watching.status import read_status, status_lines, status_values
 from tests.support import runs
 from tests.support.documents import make_documents
@@ -47,11 +46,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     history = History()
     history.begin_run()
     for tokens in range(3):
-        history.add(tokens, 10**6)
-        history._interval_seconds = 0.0  # every point counts here
+        history.add(Snapshot("encoding", "", tokens=tokens, memory_bytes=10**6))
+        history.interval_seconds = 0.0  # every point counts here
     history.note(Event("worker", "it ended"))
     history.begin_wait("network", "waiting for the network")
-    history._interval_seconds = 1.0
+    history.interval_seconds = 1.0
     history.save(out)
     complete_folder_statistics(FolderStore(out), manifest.shard_format, manifest.shards, in_order=True)
     (out / WORK_FOLDER / "quarantine.jsonl").write_text("{}\n")

@@ -18,9 +18,8 @@ import pytest
 
 from fineweb_shards.events import Event
 from fineweb_shards.watching import screen
-from fineweb_shards.watching.heartbeat import FETCHING, STARTING, WAITING
-from fineweb_shards.watching.log import EventLog
 from fineweb_shards.watching.progress import Progress
+from fineweb_shards.watching.run_files import EventLog, State
 from tests.support import inline, runs
 from tests.support.documents import make_documents
 from tests.support.example_run import SNAPSHOT
@@ -44,7 +43,7 @@ def test_in_a_pipe_there_are_lines_and_no_control_characters(
     lines = screen.LineScreen()
     for _ in range(150):
         now[0] += 1
-        lines.show(replace(SNAPSHOT, state=WAITING, reason="waiting \x1b[31mfor the network\r"))
+        lines.show(replace(SNAPSHOT, state=State.WAITING, reason="waiting \x1b[31mfor the network\r"))
     lines.tell(Event("worker", "worker 7 was \x1b[2Jkilled"))
     written = capsys.readouterr()
     assert written.out == ""
@@ -182,7 +181,7 @@ REASON = "waiting for the network since 02:13, at most until 03:13: huggingface.
 def test_a_wait_is_told_to_its_end(columns: int, rows: int) -> None:
     """Every word of the reason, none broken, in as many lines as it takes; no time left that stands still,
     no speed that is not there, nothing wider or higher than the terminal."""
-    waiting = replace(SNAPSHOT, state=WAITING, reason=REASON, seconds_left=None)
+    waiting = replace(SNAPSHOT, state=State.WAITING, reason=REASON, seconds_left=None)
     lines = screen.make_frame(waiting, columns - 1, rows - 1)
     assert max(map(len, lines)) < columns
     assert len(lines) < rows
@@ -195,7 +194,7 @@ def test_a_wait_is_told_to_its_end(columns: int, rows: int) -> None:
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
 def test_figures_are_left_out_rather_than_cut(columns: int) -> None:
     """The more room the more figures, each of them whole; the bar goes before the tokens do."""
-    seen = replace(SNAPSHOT, state=FETCHING, fetched_bytes_per_second=46.2e6)
+    seen = replace(SNAPSHOT, state=State.FETCHING, fetched_bytes_per_second=46.2e6)
     total, shard = screen.make_frame(seen, columns, 24)
     assert max(len(total), len(shard)) <= columns
     assert "…" not in shard
@@ -208,7 +207,7 @@ def test_figures_are_left_out_rather_than_cut(columns: int) -> None:
 def test_the_start_is_told_once() -> None:
     """The second line says that the run is starting, in front of the bar, and not behind it again."""
     for columns in (40, 80, 200):
-        lines = screen.make_frame(replace(SNAPSHOT, state=STARTING, shard_tokens=0), columns, 24)
+        lines = screen.make_frame(replace(SNAPSHOT, state=State.STARTING, shard_tokens=0), columns, 24)
         assert lines[1].startswith("starting")
         assert "\n".join(lines).count("starting") == 1
 
@@ -220,7 +219,7 @@ def test_a_terminal_without_block_characters_gets_other_bars() -> None:
 
 def test_fetched_bytes_are_told_in_lines() -> None:
     """Beside the tokens, where the source is a network."""
-    seen = replace(SNAPSHOT, state=FETCHING, fetched_bytes=10**9, fetched_bytes_per_second=46.2e6)
+    seen = replace(SNAPSHOT, state=State.FETCHING, fetched_bytes=10**9, fetched_bytes_per_second=46.2e6)
     assert "16.8k tokens/s, 46.2 MB/s fetched, 6 min left" in screen.describe(seen)
     assert "fetched" not in screen.describe(SNAPSHOT)
 
@@ -274,7 +273,7 @@ def test_a_wait_is_told_in_a_notebook(
     progress = Progress(EventLog(tmp_path), screen.choose_screen(quiet=False, as_json=False))
     progress.screen.show(SNAPSHOT)
     progress.set_wait("network", REASON)
-    progress.screen.show(replace(SNAPSHOT, state=WAITING, reason=REASON, seconds_left=None))
+    progress.screen.show(replace(SNAPSHOT, state=State.WAITING, reason=REASON, seconds_left=None))
     reason, bar = carriage_returns_done(capsys.readouterr().err)
     assert reason == REASON
     assert bar.startswith("total")

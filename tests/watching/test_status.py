@@ -29,14 +29,12 @@ from fineweb_shards.system.shell_commands import program
 from fineweb_shards.watching import monitor
 from fineweb_shards.watching import monitor as start
 from fineweb_shards.watching import status as status_module
-from fineweb_shards.watching.heartbeat import (
-    FILE_NAME,
-    STOPPED,
-    VERIFYING,
-    WAITING,
+from fineweb_shards.watching.run_files import (
+    HEARTBEAT_NAME,
     Heartbeat,
     Invocation,
     Snapshot,
+    State,
     load_heartbeat,
 )
 from fineweb_shards.watching.status import EXIT_CODES, read_status, status_lines, status_values
@@ -72,7 +70,7 @@ def test_a_wait_before_a_run_survives_a_heartbeat_that_cannot_be_written(
         assert written.wait(60)
     heartbeat = load_heartbeat(folder)
     assert heartbeat is not None
-    assert (heartbeat.snapshot.state, heartbeat.snapshot.reason) == (WAITING, "waiting for the network")
+    assert (heartbeat.snapshot.state, heartbeat.snapshot.reason) == (State.WAITING, "waiting for the network")
 
 
 @pytest.fixture
@@ -121,7 +119,9 @@ def test_running(folder: Path) -> None:
 
 def test_waiting(folder: Path) -> None:
     """For what, and since when."""
-    beat(folder, replace(SNAPSHOT, state=WAITING, reason="waiting for the network since 02:13 (refused)"))
+    beat(
+        folder, replace(SNAPSHOT, state=State.WAITING, reason="waiting for the network since 02:13 (refused)")
+    )
     with another_run(folder):
         assert "running, waiting for the network since 02:13 (refused)" in shown(folder)[1]
 
@@ -133,7 +133,7 @@ WAIT = "waiting for the network since 02:13, at most until 03:13: huggingface.co
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_watch_fits_the_terminal(folder: Path, columns: int, rows: int) -> None:
     """The state is told to its end, then progress and time; events go first where there is no room."""
-    beat(folder, replace(SNAPSHOT, state=WAITING, reason=WAIT, seconds_left=None, waited_seconds=700.0))
+    beat(folder, replace(SNAPSHOT, state=State.WAITING, reason=WAIT, seconds_left=None, waited_seconds=700.0))
     events = [
         f"2026-11-17 02:1{i}:00  retry      status 503; again in {i} s, the {i}th time" for i in range(5)
     ]
@@ -152,7 +152,7 @@ def test_watch_fits_the_terminal(folder: Path, columns: int, rows: int) -> None:
 
 def test_waiting_has_no_time_left(folder: Path) -> None:
     """Nor has it in JSON; how long it has waited is told."""
-    beat(folder, replace(SNAPSHOT, state=WAITING, reason=WAIT, seconds_left=None, waited_seconds=700.0))
+    beat(folder, replace(SNAPSHOT, state=State.WAITING, reason=WAIT, seconds_left=None, waited_seconds=700.0))
     with another_run(folder):
         text = shown(folder)[1]
     assert "until" not in text.replace(WAIT, "")
@@ -177,7 +177,7 @@ def test_a_process_on_another_machine(folder: Path) -> None:
 def test_a_heartbeat_of_an_older_version_is_read(folder: Path) -> None:
     """What it does not know is zero."""
     beat(folder)
-    path = folder / WORK_FOLDER / FILE_NAME
+    path = folder / WORK_FOLDER / HEARTBEAT_NAME
     data = json.loads(path.read_text())
     for name in ("fetched_bytes", "fetched_bytes_per_second", "waited_seconds"):
         del data["snapshot"][name]
@@ -193,7 +193,7 @@ def test_verifying(folder: Path) -> None:
     save_manifest(
         runs.manifest_of(Config().fingerprint(), [], complete=True, totals=NO_TOTALS), FolderStore(folder)
     )
-    beat(folder, replace(SNAPSHOT, state=VERIFYING, verified_shards=2))
+    beat(folder, replace(SNAPSHOT, state=State.VERIFYING, verified_shards=2))
     with another_run(folder):
         state, text, _ = shown(folder)
     assert state == "running"
@@ -224,7 +224,7 @@ def test_killed(folder: Path) -> None:
 
 def test_stopped_by_an_error(folder: Path) -> None:
     """Its message and exit code."""
-    beat(folder, replace(SNAPSHOT, state=STOPPED, reason="No luck with the network."), exit_code=10)
+    beat(folder, replace(SNAPSHOT, state=State.STOPPED, reason="No luck with the network."), exit_code=10)
     assert "with exit code 10: No luck with the network." in shown(folder)[1]
 
 
@@ -260,7 +260,7 @@ def test_complete(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 99}', '{"format": 1, "written": 1}', "\xff"])
 def test_a_damaged_heartbeat_is_none(folder: Path, text: str) -> None:
     """The manifest and the lock still tell the state."""
-    (folder / WORK_FOLDER / FILE_NAME).write_text(text, "latin-1")
+    (folder / WORK_FOLDER / HEARTBEAT_NAME).write_text(text, "latin-1")
     assert load_heartbeat(folder) is None
     assert shown(folder)[0] == "stopped"
 
@@ -270,7 +270,7 @@ def test_a_full_disk_can_be_told(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     beat(folder)
     full = FailingCall(durable.open_own, failing=1, code=errno.ENOSPC)
     monkeypatch.setattr(durable, "open_own", full)
-    beat(folder, replace(SNAPSHOT, state=WAITING, reason="waiting for the disk since 02:13"))
+    beat(folder, replace(SNAPSHOT, state=State.WAITING, reason="waiting for the disk since 02:13"))
     assert full.calls == 1
     with another_run(folder):
         assert "running, waiting for the disk since 02:13" in shown(folder)[1]
@@ -278,7 +278,7 @@ def test_a_full_disk_can_be_told(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_hostile_text_is_shown_safely(folder: Path) -> None:
     """No escape sequence of an error message or of a log line reaches a terminal."""
-    beat(folder, replace(SNAPSHOT, state=STOPPED, reason="\x1b[31mred\u202e"), exit_code=3)
+    beat(folder, replace(SNAPSHOT, state=State.STOPPED, reason="\x1b[31mred\u202e"), exit_code=3)
     (folder / WORK_FOLDER / "log.txt").write_text("2026-11-16 note \x1b]0;title\x07\n")
     assert not any(ord(char) < 32 and char != "\n" for char in shown(folder)[1])
     assert "\u202e" not in shown(folder)[1]
@@ -349,7 +349,7 @@ def test_a_real_killed_run_is_stopped(killed: Path) -> None:
     done = inline.run_command("status", killed / "out")
     assert done.returncode == 21
     assert "killed, or a power cut" in done.stdout
-    assert "secret-canary" not in (killed / "out" / WORK_FOLDER / FILE_NAME).read_text()
+    assert "secret-canary" not in (killed / "out" / WORK_FOLDER / HEARTBEAT_NAME).read_text()
     report = inline.run_command("report", killed / "out")
     assert report.returncode == 0
     assert "killed, or a power cut" in Path(report.stdout.strip()).read_text()

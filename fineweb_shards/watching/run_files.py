@@ -1,0 +1,404 @@
+"""What a run tells about itself, in files of its work folder. None is a checkpoint: no run depends on them.
+
+- `log.txt` has a line per event with its time, for a person to read the next morning. A full log becomes
+  `log.old.txt`, replacing the one before.
+- `heartbeat.json` is the state of the run, for `status` and the report. It is replaced every few seconds,
+  without fsync: after a crash it may be old, and then the folder's lock shows that no run is active. What it
+  has of the run, a `Snapshot`, is also shown on the screen.
+- `history.json` has all runs of the folder, for the report: speed and memory over time, waits, faults, and a
+  record per run: when it began and ended, how, what it made, what it waited for. When there are too many
+  points every second one is removed, so that three days take no more space than an hour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from fineweb_shards.events import Event
+from fineweb_shards.system.durable import write_quickly
+from fineweb_shards.system.json_values import check_moment, expect, get, make, parse_object
+from fineweb_shards.system.own_files import (
+    WORK_FOLDER,
+    ForeignFileError,
+    open_descriptor,
+    open_own,
+    read_file,
+)
+from fineweb_shards.system.terminal import printable, safe_text
+from fineweb_shards.units import show_seconds
+
+LOG_NAME = "log.txt"
+MAXIMUM_LOG_BYTES = 2 * 2**20
+_LINE_CHARACTERS = 2000
+_KEPT_LINES = 1000  # in memory, while the disk is full
+
+HEARTBEAT_NAME = "heartbeat.json"
+_HEARTBEAT_FORMAT = 1
+_HEARTBEAT_BYTES = 8192  # padded with spaces, so that it can be overwritten in place (see `Heartbeat.save`)
+
+HISTORY_NAME = "history.json"
+MAXIMUM_POINTS = 1000
+MAXIMUM_MARKS = 400
+MAXIMUM_RUNS = 200
+_FIRST_INTERVAL_SECONDS = 1.0
+_MARK_CHARACTERS = 300
+WAIT = "wait"
+
+
+class EventLog:
+    """The log of one output folder. May be used from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / WORK_FOLDER / LOG_NAME
+        self._unwritten: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lock = threading.Lock()
+
+    def write(self, event: Event) -> None:
+        """Append a line. If that fails, it is written together with the next one."""
+        text = printable(event.text).replace("\n", " | ")
+        if len(text) > _LINE_CHARACTERS:
+            text = text[: _LINE_CHARACTERS - 1] + "…"
+        with self._lock:
+            self._unwritten.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {event.kind:<10} {text}\n")
+            with contextlib.suppress(OSError):
+                self._flush()
+
+    def _flush(self) -> None:
+        data = "".join(self._unwritten).encode("utf-8", "replace")
+        try:
+            descriptor = self._open()
+        except ForeignFileError as error:
+            if error.errno != errno.EMLINK:
+                raise
+            descriptor = self._open_next()  # somebody keeps a hard link to it, which must not change
+        try:
+            if os.fstat(descriptor).st_size + len(data) > MAXIMUM_LOG_BYTES:
+                full, descriptor = descriptor, self._open_next()
+                os.close(full)
+            written = os.write(descriptor, data)
+            if written < len(data):  # the disk is full: remove the part, or it would be written twice
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+                return
+        finally:
+            os.close(descriptor)
+        self._unwritten.clear()
+
+    def _open(self) -> int:
+        return open_descriptor(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def _open_next(self) -> int:
+        self._path.replace(self._path.with_name("log.old.txt"))
+        return self._open()
+
+
+def last_lines(folder: Path, count: int) -> list[str]:
+    """Read the last lines of the log; none if there is no log."""
+    try:
+        with open_own(folder / WORK_FOLDER / LOG_NAME, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - count * (_LINE_CHARACTERS + 40)))
+            return file.read().decode("utf-8", "replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
+class State(StrEnum):
+    """What a run does."""
+
+    STARTING = "starting"
+    FETCHING = "fetching"  # and encoding: the input is on the hub
+    ENCODING = "encoding"
+    WAITING = "waiting"  # for the network, memory or the disk, as `reason` says
+    VERIFYING = "verifying"
+    COMPLETE = "complete"
+    STOPPED = "stopped"  # by an error or a signal, as `reason` says
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that is shown about a run. Tokens are counted over all runs in the folder."""
+
+    state: str  # a State, or what another version calls one
+    reason: str
+    tokens: int = 0
+    expected_tokens: int | None = None
+    expected_exact: bool = False
+    resumed_tokens: int = 0  # finished before this run began
+    shard: int = 0  # the index of the shard being written
+    shard_tokens: int = 0  # in it so far
+    shard_size_tokens: int = 1  # in a full shard
+    tokens_per_second: float | None = None  # over the last minutes of work
+    seconds_left: float | None = None  # None if unknown, as during a wait
+    elapsed_seconds: float = 0.0  # of this run
+    workers: int = 0
+    memory_bytes: int = 0
+    peak_memory_bytes: int = 0
+    finished_shards: int = 0
+    verified_shards: int = 0
+    fetched_bytes: int = 0  # over the network, in this run
+    fetched_bytes_per_second: float | None = None  # over the last minutes of work
+    waited_seconds: float = 0.0  # of this run, in which no token was made
+    nodes: int = 0  # of a cluster; 0: all workers are on this machine
+
+    @property
+    def share(self) -> float | None:
+        """The share of the stream that is done, from 0 to 1; None if its length is unknown."""
+        return self.tokens / self.expected_tokens if self.expected_tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """How a run was started: what is needed to start it again."""
+
+    command: str
+    folder: str  # the current folder when it was typed
+    process: int
+    started: float  # seconds since 1970
+    machine: str = ""  # its name; unknown in heartbeats of older versions
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A snapshot, the time it was taken, and the run it is of."""
+
+    written: float  # seconds since 1970
+    invocation: Invocation
+    snapshot: Snapshot
+    exit_code: int | None = None  # None while it runs, and after it was killed
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": _HEARTBEAT_FORMAT, **asdict(self)}
+
+    def save(self, folder: Path) -> None:
+        """Write it to the output folder; may raise OSError. On a full disk, overwrite the old file in place:
+        that takes no new space, and `status` must be able to show that the disk is full."""
+        path = folder / WORK_FOLDER / HEARTBEAT_NAME
+        data = json.dumps(self.to_json(), indent=1).encode().ljust(_HEARTBEAT_BYTES)
+        try:
+            write_quickly(path, data)
+        except OSError:
+            if not path.is_file() or path.stat().st_size != len(data):
+                raise
+            with open_own(path, "r+b", buffering=0) as file:
+                file.write(data)
+
+
+def current_invocation(command: str) -> Invocation:
+    """Return the invocation of this process, which `command` would start again."""
+    return Invocation(command, os.getcwd(), os.getpid(), time.time(), socket.gethostname())
+
+
+def load_heartbeat(folder: Path) -> Heartbeat | None:
+    """Read the folder's last heartbeat; None if there is none, or none that this version can read."""
+    try:
+        data = parse_object(read_file(folder / WORK_FOLDER / HEARTBEAT_NAME))
+        if data.pop("format", None) != _HEARTBEAT_FORMAT:
+            return None
+        heartbeat = make(Heartbeat, data)
+        # What `status` can't show: it divides, and turns seconds into dates.
+        check_moment(heartbeat.written)
+        check_moment(heartbeat.invocation.started)
+        check_moment(heartbeat.written + (heartbeat.snapshot.seconds_left or 0.0))
+        os.fsencode(heartbeat.invocation.folder)
+        if heartbeat.snapshot.shard_size_tokens < 1 or "\0" in heartbeat.invocation.folder:
+            return None
+    except (OSError, ValueError):
+        return None
+    return heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """The number and the total length of a run's waits for one cause."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run of `build`, from its start or resume to its end. Times are seconds since 1970."""
+
+    number: int
+    begin: float
+    end: float  # of a run that was killed: its last point in the history
+    first_tokens: int  # finished before it began
+    last_tokens: int
+    budget_bytes: int = 0  # of memory
+    fetched_bytes: int = 0  # over the network
+    stood_still_seconds: float = 0.0  # in which it waited and no token was made
+    waited: Mapping[str, Waited] = field(default_factory=dict)  # by cause
+    ending: str = ""  # how it ended, State.COMPLETE or a sentence; empty if it was killed
+
+    @property
+    def new_tokens(self) -> int:
+        return max(0, self.last_tokens - self.first_tokens)
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, self.end - self.begin)
+
+    @property
+    def work_seconds(self) -> float:
+        """The duration without the time in which it only waited."""
+        return max(0.0, self.seconds - self.stood_still_seconds)
+
+    def describe_waits(self) -> str:
+        """Return a text such as `12 min for the network, 2 times`; empty if it never waited."""
+        texts = []
+        for cause, waited in self.waited.items():
+            if waited.count:
+                what = f"the {cause}" if cause in ("network", "disk") else cause
+                times = "once" if waited.count == 1 else f"{waited.count:,} times"
+                texts.append(f"{show_seconds(waited.seconds)} for {what}, {times}")
+        return "; ".join(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Tokens and memory of a run at one moment."""
+
+    time: float  # seconds since 1970
+    run: int
+    tokens: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A fault at one moment, or a wait with an end (None: it has not ended)."""
+
+    time: float
+    kind: str  # the event's kind, or WAIT
+    text: str
+    cause: str = ""  # of a wait
+    end: float | None = None
+
+
+@dataclass(eq=False)
+class History:
+    """Points, marks and records of all runs in a folder. May be used from any thread: a list that somebody
+    has is replaced and never changed."""
+
+    points: list[Point] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    interval_seconds: float = _FIRST_INTERVAL_SECONDS  # between points
+    runs: list[RunRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._run = self.points[-1].run if self.points else 0
+        self._lock = threading.Lock()
+
+    def begin_run(self, tokens: int = 0, budget_bytes: int = 0) -> None:
+        """Start a new run. A wait that a killed run has left open is closed at that run's last point."""
+        now = time.time()
+        with self._lock:
+            self._close_waits(self.points[-1].time if self.points else 0.0)
+            self._run = max([self._run, *(run.number for run in self.runs)]) + 1
+            begun = RunRecord(self._run, now, now, tokens, tokens, budget_bytes)
+            self.runs = [*self.runs, begun][-MAXIMUM_RUNS:]
+
+    def end_run(self, ending: str) -> None:
+        """Record that the run has ended, and how."""
+        now = time.time()
+        with self._lock:
+            self._close_waits(now)
+            self._update_run(end=now, ending=safe_text(ending, _MARK_CHARACTERS))
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Record the state of the run now; it becomes a point if enough time has passed since the last."""
+        now, tokens, waited = time.time(), snapshot.tokens, snapshot.waited_seconds
+        with self._lock:
+            fetched = snapshot.fetched_bytes
+            self._update_run(end=now, last_tokens=tokens, fetched_bytes=fetched, stood_still_seconds=waited)
+            last = self.points[-1] if self.points else None
+            # Below 0 if the clock was set back: points must not stop until it catches up.
+            if last and last.run == self._run and 0 <= now - last.time < self.interval_seconds * 0.95:
+                return
+            self.points = [*self.points, Point(now, self._run, tokens, snapshot.memory_bytes)]
+            if len(self.points) > MAXIMUM_POINTS:
+                self.points = [*self.points[:-1:2], self.points[-1]]
+                self.interval_seconds *= 2
+
+    def note(self, event: Event) -> None:
+        """Record an event if it is a fault, which the report shows; all others are only in the log."""
+        if event.kind in ("worker", "quarantine", "memory", "note"):
+            self._mark(event.kind, event.text)
+
+    def begin_wait(self, cause: str, reason: str) -> None:
+        self._mark(WAIT, reason, cause)
+
+    def _mark(self, kind: str, text: str, cause: str = "") -> None:
+        mark = Mark(time.time(), kind, safe_text(text, _MARK_CHARACTERS), cause)
+        with self._lock:
+            self.marks = [*self.marks, mark][-MAXIMUM_MARKS:]
+            if cause:
+                self._count_wait(cause, 1, 0.0)
+
+    def end_wait(self, cause: str) -> None:
+        """Record that the wait for `cause` is over."""
+        with self._lock:
+            self._close_waits(time.time(), cause)
+
+    def _close_waits(self, end: float, cause: str | None = None) -> None:
+        """End the open waits at this time: those for `cause`, or all if it is None."""
+        marks = list(self.marks)
+        for place, mark in enumerate(marks):
+            if mark.kind == WAIT and mark.end is None and cause in (None, mark.cause):
+                marks[place] = replace(mark, end=max(end, mark.time))
+                self._count_wait(mark.cause, 0, max(0.0, end - mark.time))
+        self.marks = marks
+
+    def _count_wait(self, cause: str, count: int, seconds: float) -> None:
+        if self.runs:
+            known = self.runs[-1].waited
+            before = known.get(cause, Waited())
+            now = Waited(before.count + count, before.seconds + seconds)
+            self._update_run(waited={**known, cause: now})
+
+    def _update_run(self, **changes: Any) -> None:
+        if self.runs:
+            self.runs = [*self.runs[:-1], replace(self.runs[-1], **changes)]
+
+    def save(self, folder: Path) -> None:
+        with self._lock:
+            data = {
+                "interval_seconds": self.interval_seconds,
+                "points": [[round(p.time, 1), p.run, p.tokens, p.memory_bytes] for p in self.points],
+                "marks": [asdict(mark) for mark in self.marks],
+                "runs": [asdict(run) for run in self.runs],
+            }
+        write_quickly(folder / WORK_FOLDER / HISTORY_NAME, json.dumps(data).encode())
+
+
+def load_history(folder: Path) -> History:
+    """Read the folder's history; an empty one if there is none, or none that can be read."""
+    try:
+        data = parse_object(read_file(folder / WORK_FOLDER / HISTORY_NAME))
+        names, rows = ("time", "run", "tokens", "memory_bytes"), get(data, "points", list)
+        points = [make(Point, dict(zip(names, expect("it", row, list), strict=True))) for row in rows]
+        marks = [make(Mark, mark) for mark in get(data, "marks", list)]
+        # Not in older files.
+        runs = [make(RunRecord, run) for run in expect("runs", data.get("runs", []), list)]
+        interval_seconds = get(data, "interval_seconds", float)
+        spans = [*((mark.time, mark.end or 0.0) for mark in marks), *((run.begin, run.end) for run in runs)]
+        for moment in [*(point.time for point in points), *(moment for span in spans for moment in span)]:
+            check_moment(moment)
+    except (OSError, ValueError):
+        return History()
+    negative = any(min(point.run, point.tokens, point.memory_bytes) < 0 for point in points)
+    if negative or len(points) > MAXIMUM_POINTS or interval_seconds < _FIRST_INTERVAL_SECONDS:
+        return History()
+    return History(points, marks, interval_seconds, runs)
