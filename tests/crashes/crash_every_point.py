@@ -63,10 +63,11 @@ class Deadly:
                 if name == "write":  # a write may also get half of its way
                     real(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = real(*arguments)
-            if is_last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return real(*arguments)
+            finally:  # also after one that fails, such as the removal of a file that is not there
+                if is_last:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return call
 

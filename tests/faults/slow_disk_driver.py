@@ -30,7 +30,7 @@ class SlowSpec(WorkerSpec):
     __slots__ = ()
 
     def make_writer(self, observer: Observer) -> TokenWriter:
-        return SlowWriter(self.shard_format, Disk(self.folder, self.max_outage_seconds, observer))
+        return SlowWriter(self.shard_format, Disk(self.store.folder, self.max_outage_seconds, observer))
 
 
 if __name__ == "__main__":
