@@ -26,7 +26,8 @@ from fineweb_shards.run.build import Outcome, build
 from fineweb_shards.run.output_text import output_warnings, result_lines
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.system.machine import apply_priority
-from fineweb_shards.system.standard_streams import Interrupts, ignore_closed_output
+from fineweb_shards.system.signals import Interrupts
+from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.screen import choose_screen, print_result, put_json
@@ -67,7 +68,7 @@ def run_build(options: argparse.Namespace) -> None:
     ignore_closed_output()
     config = read_config(options)
     apply_priority(config.priority)
-    screen = choose_screen(quiet=options.quiet, as_json=options.json)
+    screen = choose_screen(quiet=options.quiet, as_json=options.json, for_library=options.for_library)
     interrupts.wipe_sequence, interrupts.on_stop = screen.wipe_sequence, screen.say_stopping
     ending: BaseException | None = None
     try:
@@ -89,8 +90,6 @@ def run_build(options: argparse.Namespace) -> None:
         ending = error
         raise
     finally:
-        if options.json and isinstance(ending, (ShardError, Interrupted)):
-            put_json({"event": "error", "exit_code": ending.exit_code, "message": ending.message})
         if config.on_finish and config.out:
             failure = run_command(config.on_finish, config.folder, ending, config.bucket_url)
             if failure:

@@ -15,25 +15,26 @@ from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.facts import report_path
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import load_config
-from fineweb_shards.run.output_text import result_lines
+from fineweb_shards.run.output_text import output_warnings, result_lines
 from fineweb_shards.storage.bucket_address import BucketAddress, copy_command
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.store.opening import scratch_folder
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.retry import Retrier
-from fineweb_shards.system.standard_streams import Interrupts, ignore_closed_output
+from fineweb_shards.system.signals import Interrupts
+from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_number_of, show_seconds
-from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result
-from fineweb_shards.watching.status import read_status, show_status, watch_status
+from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result, put_json
+from fineweb_shards.watching.status import folder_values, read_status, show_status, watch_status
 
 EXPORT_SETTINGS = (
     "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "gpus", "index", "verify",
 )  # fmt: skip
 
 
-def add_verify_flags(parser: argparse.ArgumentParser) -> None:
+def add_folder(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name an output folder: by its path, or by the config it was built with."""
     parser.add_argument(
         "folder",
@@ -45,12 +46,26 @@ def add_verify_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="TOML file or sample that names it, instead of DIR")
 
 
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def add_verify_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the folder to verify."""
+    add_folder(parser)
+    add_json_flag(parser)
+
+
 def run_verify(options: argparse.Namespace) -> None:
     """Check all shards, print the damaged ones, and print how much was checked."""
     ignore_closed_output()
     store = read_named_store(options)
     verdict = check_folder(store, LineScreen().warn)
     manifest = verdict.manifest
+    if options.json:
+        counts = {"shards": manifest.shard_count, "tokens": manifest.tokens, "complete": manifest.complete}
+        put_json({"event": "result", "folder": store.location, **counts, "unfinished": verdict.unfinished})
+        return
     alive = store.is_locked()
     if names := verdict.unfinished:
         which = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names):,} files)"
@@ -65,13 +80,13 @@ def run_verify(options: argparse.Namespace) -> None:
 
 def add_status_flags(parser: argparse.ArgumentParser) -> None:
     """Add the folder, and how to show its status."""
-    add_verify_flags(parser)
+    add_folder(parser)
     parser.add_argument(
         "--watch",
         action="store_true",
         help="keep showing it until the run ends; wait for a build that has not begun",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    add_json_flag(parser)
 
 
 def run_status(options: argparse.Namespace) -> int:
@@ -90,7 +105,7 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
         "Writes DIR/.fineweb-shards/report.html and prints the path. About a folder in a bucket it is\n"
         "written into the user's cache folder on this machine; nothing in the bucket is changed."
     )
-    add_verify_flags(parser)
+    add_folder(parser)
     parser.add_argument("--open", action="store_true", help="show it in the browser")
 
 
@@ -111,6 +126,7 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", type=read_store, help="output folder, or its sample")
     add_setting_flags(parser, EXPORT_SETTINGS)
     add_fresh_flags(parser)
+    add_json_flag(parser)
 
 
 def run_export(options: argparse.Namespace) -> None:
@@ -128,6 +144,11 @@ def run_export(options: argparse.Namespace) -> None:
     if config.verify and done.seconds:
         check_folder(done.spec.store, screen.warn)
     interrupts.work_is_done()
+    if options.json:
+        values = {**folder_values(done.spec.store, done.manifest), "new_tokens": done.new_tokens}
+        warnings = output_warnings(done.spec, done.manifest)
+        put_json({"event": "result", **values, "seconds": round(done.seconds, 3), "warnings": warnings})
+        return
     first = "Nothing to do: the export was made before."
     if done.seconds:
         speed = show_bytes(done.spec.shard_format.size_bytes(done.new_tokens) / max(done.seconds, 1e-9))

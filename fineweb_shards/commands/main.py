@@ -17,11 +17,13 @@ from pathlib import Path
 from fineweb_shards import __version__
 from fineweb_shards.commands.arguments import CommandParser, SubcommandParser, check_subcommand
 from fineweb_shards.errors import Interrupted, NoMatch, NoTrainingError, ReaderGone, ShardError, WorkerError
+from fineweb_shards.storage.local import Pipe
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.machine import check_address_space
 from fineweb_shards.system.shell_commands import PROGRAM, program, take_typed_command
-from fineweb_shards.system.standard_streams import ignore_signals, prepare_streams, raise_interrupts
-from fineweb_shards.watching.screen import print_error
+from fineweb_shards.system.signals import ignore_signals, raise_interrupts, stop_with_caller
+from fineweb_shards.system.standard_streams import prepare_streams
+from fineweb_shards.watching.screen import print_error, put_json
 
 SUBCOMMANDS = {
     "build": "make the shards, or resume an interrupted build",
@@ -65,46 +67,64 @@ def run_command(arguments: list[str] | None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     prepare_streams()
     typed = take_typed_command(words)
+    as_json = typed.caller is not None
     try:
         if words[:1] in (["build"], ["plan"]):  # which encode
             check_address_space()
         options = parse(words)
+        as_json = getattr(options, "json", False)
         if arguments is None:  # the process ends with the command
             # What is loaded by now is no garbage: looking through it takes 20 ms, and 60 at the end.
             gc.freeze()
             raise_interrupts()
+            if typed.caller is not None:
+                stop_with_caller(typed.caller)
+                Pipe.has_end_mark = True
         options.command = typed.resume("--on-finish")  # without secrets: it is saved in the output folder
-        options.resume = typed.resume()
+        options.resume, options.for_library = typed.resume(), typed.caller is not None
         code: int | None = options.run(options)
         sys.stdout.flush()
     except Interrupted as stop:
-        print(f"\n{stop.message} Everything finished is kept.", file=sys.stderr)
-        print_error(f"resume with: {typed.resume()}")
+        put_error(stop, as_json=as_json)
+        if typed.caller is None:
+            print(f"\n{stop.message} Everything finished is kept.", file=sys.stderr)
+            print_error(f"resume with: {typed.resume()}")
         return stop.exit_code
     except (NoMatch, ReaderGone) as end:  # no message, only an exit code
         return end.exit_code
     except KeyboardInterrupt:  # in a subcommand that changes nothing, so there is nothing to resume
         return 130
-    except ShardError as error:
+    except (ShardError, MemoryError, OSError) as raised:
+        error = user_error(raised)
         if isinstance(error, NoTrainingError):
             error.hint = f"Say how much is for validation: {typed.with_flags(error.flags)}"
-        return show_error(error)
-    except MemoryError:
-        return show_error(WorkerError("There is not enough memory."))
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        return show_error(output_error(Path(error.filename or "A file"), error))
+        error.hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that it can be pasted
+        put_error(error, as_json=as_json)
+        if typed.caller is None:
+            print_error(f"{PROGRAM}: {error.message}")
+            if error.hint:
+                print_error(f"  {error.hint}")
+        return error.exit_code
     return code or 0
 
 
-def show_error(error: ShardError) -> int:
-    """Print an error with its hint, and return its exit code."""
-    print_error(f"{PROGRAM}: {error.message}")
-    if error.hint:
-        hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that the command can be pasted
-        print_error(f"  {hint}")
-    return error.exit_code
+def user_error(error: ShardError | MemoryError | OSError) -> ShardError:
+    """Return what a user is told of an error; raise it again if it is none that a user can mend."""
+    if isinstance(error, ShardError):
+        return error
+    if isinstance(error, MemoryError):
+        return WorkerError("There is not enough memory.")
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    return output_error(Path(error.filename or "A file"), error)
+
+
+def put_error(error: ShardError | Interrupted, *, as_json: bool) -> None:
+    """Print how the command ends as a line of JSON, if that is asked for."""
+    if as_json:
+        name, hint = type(error).__name__, getattr(error, "hint", "")
+        values = {"type": name, "exit_code": error.exit_code, "message": error.message, "hint": hint}
+        put_json({"event": "error", **values})
 
 
 def parse(words: list[str]) -> argparse.Namespace:

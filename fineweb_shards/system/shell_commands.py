@@ -19,6 +19,8 @@ PROGRAM = "fineweb-shards"
 # Set by the Makefile, as words for a shell. Removed from the environment, because it is not the command of
 # child processes.
 VARIABLE = "FINEWEB_SHARDS_COMMAND"
+# Set by the library (api_process.py), and removed in the same way: the process that has called it.
+CALLER_VARIABLE = "FINEWEB_SHARDS_CALLER"
 _NOT_RESUMED = ("--fresh", "--yes", "--on-finish")  # the last one may hold a secret, and is not recorded
 
 
@@ -28,6 +30,7 @@ class TypedCommand:
 
     words: list[str]
     make_command: str | None = None
+    caller: int | None = None  # the process that uses the library, if it has started this command
 
     def resume(self, secret_flag: str | None = None) -> str:
         """Return the command that resumes this one: without --fresh and --yes, and without `secret_flag`, a
@@ -55,8 +58,10 @@ class TypedCommand:
 
 
 def take_typed_command(words: list[str]) -> TypedCommand:
-    """Return this process's command, and remove the Makefile's variable from the environment."""
-    make_command = os.environ.pop(VARIABLE, "")
+    """Return this process's command, and remove the variables about it from the environment."""
+    make_command, caller = os.environ.pop(VARIABLE, ""), os.environ.pop(CALLER_VARIABLE, "")
+    if caller.isdecimal():
+        return TypedCommand([word for word in words if word != "--json"], caller=int(caller))
     try:
         return TypedCommand(words, shlex.join(shlex.split(make_command)) or None)
     except ValueError:  # unbalanced quotes: the command could not be pasted

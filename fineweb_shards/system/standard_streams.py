@@ -1,11 +1,8 @@
-"""Standard streams that are safe to write to, even if closed, full, broken or without Unicode; and signals.
+"""Standard streams that are safe to write to, even if closed, full, broken or without Unicode.
 
 A failed write must not end a build: output that a full disk, a closed pipe or a closed terminal does not take
 is dropped. Only subcommands that do nothing but print end there: with exit code 141 if the reader of a pipe
 has closed it, as any program in a pipe, or with an error.
-
-Ctrl-C, SIGTERM and a closed terminal end the run cleanly, a second request at once. From the first one on
-nobody waits long for a reader that takes no output.
 """
 
 from __future__ import annotations
@@ -15,19 +12,15 @@ import contextlib
 import io
 import os
 import select
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from fineweb_shards.errors import Interrupted, OutputError, ReaderGone
-from fineweb_shards.system.terminal import shown_on
+from fineweb_shards.errors import OutputError, ReaderGone
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 _PIECE_BYTES = 4096  # a pipe that is writable takes as many without blocking (PIPE_BUF)
 _ESCAPE = "fineweb_shards.escape"
 # Characters of this program's own messages, and their replacements where the encoding lacks them. One for
@@ -99,7 +92,7 @@ def prepare_streams() -> None:
 
 def ignore_closed_output() -> None:
     """From now on drop what can't be written, for subcommands whose work must not end when a reader does."""
-    for sink in _sinks():
+    for sink in our_streams():
         sink.strict = False
 
 
@@ -132,7 +125,8 @@ def _wrap(stream: TextIO | None, original: TextIO | None, sink: Sink) -> TextIO:
     return open_text(sink, encoding, line_buffering=sink.isatty() or sink.fileno() == 2)
 
 
-def _sinks() -> list[Sink]:
+def our_streams() -> list[Sink]:
+    """Return what this program has put in place of the standard streams."""
     buffers = (getattr(stream, "buffer", None) for stream in (sys.stdout, sys.stderr))
     return [buffer for buffer in buffers if isinstance(buffer, Sink)]
 
@@ -146,63 +140,3 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(_ESCAPE, _escape)
-
-
-class Interrupts:
-    """Handles signals from its creation on, by raising `Interrupted` in the main thread.
-
-    `resume` is the command that continues the run; `on_stop` is called before `Interrupted` is raised;
-    `wipe_sequence` returns the control characters that erase the progress bars.
-    """
-
-    def __init__(self, resume: str) -> None:
-        self.on_stop: Callable[[], None] = lambda: None
-        self.wipe_sequence: Callable[[], str] = str
-        self._resume = resume
-        self._stopping = False
-        self._requests = 0  # Ctrl-C or SIGTERM
-        signal.signal(signal.SIGINT, self._stop)
-        signal.signal(signal.SIGTERM, self._stop)
-        if _HANGUP is not None and signal.getsignal(_HANGUP) is not signal.SIG_IGN:  # `nohup` ignores it
-            signal.signal(_HANGUP, self._stop)
-
-    def work_is_done(self) -> None:
-        """Raise nothing from now on: what is left takes a moment, and its exit code must not say that the run
-        was interrupted. A second request still ends the process at once."""
-        self._stopping = True
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        # SIGHUP is not counted: when a terminal closes, both the kernel and the shell send it, and a session
-        # that ends sends SIGTERM as well. All of them are one request.
-        if number != _HANGUP:
-            self._requests += 1
-        if self._requests > 1:
-            wipe = self.wipe_sequence()
-            resume = shown_on(sys.stderr, f"resume with: {self._resume}")
-            text = f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n{resume}\n"
-            for sink in _sinks():
-                sink.silent = True  # other threads can't write after it
-            with contextlib.suppress(OSError):
-                if select.select([], [2], [], 0)[1]:
-                    os.write(2, text.encode("ascii", "backslashreplace"))
-            os._exit(128 + number)
-        if not self._stopping:
-            self._stopping = True
-            for sink in _sinks():
-                sink.longest_wait_seconds = 1.0
-            self.on_stop()
-            closed = number == _HANGUP
-            raise Interrupted("The terminal was closed." if closed else "Interrupted.", 128 + number)
-
-
-def raise_interrupts() -> None:
-    """Raise KeyboardInterrupt for Ctrl-C from now on, unless it is ignored; the entry point ends at once."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def ignore_signals() -> None:
-    """Ignore what would end the process, from now on."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)

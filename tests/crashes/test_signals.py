@@ -338,3 +338,35 @@ def test_an_impatient_ctrl_c_leaves_a_clean_terminal(
         assert re.search(r"resume with: \S+ -m fineweb_shards build ", last)
         assert last.rstrip().endswith("--workers 1")
         assert last.endswith("\n")
+
+
+LOST = """
+import os, signal, time, weakref
+from fineweb_shards.errors import Interrupted
+from fineweb_shards.system.signals import Interrupts
+
+class Memory:
+    pass
+
+def give_back():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)
+
+Interrupts("the same command")
+memory = Memory()
+weakref.finalize(memory, give_back)
+try:
+    del memory
+    time.sleep(30)
+except Interrupted as stop:
+    print(stop, stop.exit_code)
+"""
+
+
+@pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
+def test_a_signal_where_python_drops_exceptions_is_not_lost() -> None:
+    """Ctrl-C in the callback of a weak reference, which is where the memory of a stream is given back."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOST], capture_output=True, text=True, check=True, timeout=25
+    )
+    assert (done.stdout, done.stderr) == ("Interrupted. 130\n", "")
