@@ -8,6 +8,7 @@ import os
 import tempfile
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 from fineweb_shards.commands.arguments import add_config_flags
 from fineweb_shards.commands.targets import read_config
@@ -20,7 +21,7 @@ from fineweb_shards.run.plan import (
     Plan,
     check_disk,
     make_plan,
-    plan_warning_lines,
+    plan_warnings,
     short_rows,
     show_estimate,
     split_error,
@@ -28,13 +29,17 @@ from fineweb_shards.run.plan import (
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.units import show_count, show_seconds
-from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result
+from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result, put_json
 
 # How long to wait for the network, if the command does not say: a person is waiting. With the time until a
 # connection is given up it stays below a minute.
 _OUTAGE_SECONDS = 20
 
-add_plan_flags = add_config_flags
+
+def add_plan_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what to build."""
+    add_config_flags(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run_plan(options: argparse.Namespace) -> None:
@@ -67,7 +72,12 @@ def run_plan(options: argparse.Namespace) -> None:
         manifest, begins = None, False
     held = store.is_locked()
     proposal = "" if has_out else f"; name the folder: --out {config.out}"
-    print_result(*plan_lines(plan, verdict_on(manifest, held=held) + proposal))
+    verdict = verdict_on(manifest, held=held)
+    lines = plan_lines(plan, verdict + proposal)
+    if options.json and (held or refusal is None):
+        put_json({"event": "result", **plan_values(plan), "verdict": verdict, "text": "\n".join(lines)})
+    elif not options.json:
+        print_result(*lines)
     if refusal is not None and not held:
         raise refusal
     if begins:
@@ -91,10 +101,29 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
     if verdict:
         rows.append(("build", verdict))
     rows += plan.separator_rows or document_rows(plan.first_documents)
-    lines = [f"{name:<10} {text}" for name, text in rows]
     if config.input and any(file.is_pipe for file in plan.job.source.files):
-        lines.append("           (standard input can only be read once: only its beginning is looked at)")
-    return lines + plan_warning_lines(plan)
+        rows.append(("", "(standard input can only be read once: only its beginning is looked at)"))
+    rows += [("WARNING", warning) for warning in plan_warnings(plan)]
+    return [f"{name:<10} {text}" for name, text in rows]
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    """Return the plan as values for JSON."""
+    extent, left, speed = plan.extent, plan.tokens_left, plan.tokens_per_second
+    return {
+        "folder": plan.job.output.store.location,
+        "tokens": extent.tokens,
+        "tokens_exact": extent.exact,
+        "documents": extent.documents,
+        "documents_exact": _documents_are_exact(plan),
+        "shards": plan.shards,
+        "bytes": plan.output_bytes,
+        "fetched_bytes": plan.bytes_to_fetch if plan.job.is_remote else 0,
+        "done_tokens": plan.done_tokens,
+        "tokens_per_second": speed,
+        "seconds": left / speed if left is not None and speed else None,
+        "warnings": plan_warnings(plan),
+    }
 
 
 def verdict_on(manifest: Manifest | None, *, held: bool) -> str:

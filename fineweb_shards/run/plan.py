@@ -271,10 +271,11 @@ def short_lines(plan: Plan) -> list[str]:
     """Return the plan in a few lines, with warnings, for the beginning of a build. They also show how a text
     is split into documents, because later nothing shows it."""
     rows = [*short_rows(plan), *plan.separator_rows]
-    return [f"{name:<10} {text}" for name, text in rows] + plan_warning_lines(plan)
+    rows += [("WARNING", warning) for warning in plan_warnings(plan)]
+    return [f"{name:<10} {text}" for name, text in rows]
 
 
-def plan_warning_lines(plan: Plan) -> list[str]:
+def plan_warnings(plan: Plan) -> list[str]:
     """Return warnings about problems that the loader of the files will have, as far as the plan can tell."""
     job, extent = plan.job, plan.extent
     warnings = stray_warnings(job.output.store, job.layout)
@@ -285,7 +286,7 @@ def plan_warning_lines(plan: Plan) -> list[str]:
         files = expect_files(job.output, extent.tokens, extent.documents, exact=exact, val_files_share=share)
         about = "" if exact else "By the estimate: "
         warnings += [f"{about}{warning}" for warning in reader_warnings(job.output, files, made=False)]
-    return [f"{'WARNING':<10} {warning}" for warning in warnings]
+    return warnings
 
 
 def short_rows(plan: Plan) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from fineweb_shards.storage.byte_source import ByteSource
 from fineweb_shards.storage.place import STANDARD_INPUT, InputFile, Place, read_error
 
 _HEAD_BYTES = 64 * 1024
+END_MARK = b"\0"  # no text of JSON holds it
 _HELD_BYTES = 2**20
 
 
@@ -80,7 +81,13 @@ class LocalSource(ByteSource):
 
 
 class Pipe:
-    """A pipe whose beginning, `head`, was read ahead; `read` returns it once more."""
+    """A pipe whose beginning, `head`, was read ahead; `read` returns it once more.
+
+    With `has_end_mark`, standard input comes from the library (api_process.py) and ends with END_MARK. If it
+    ends without, the process that wrote it was killed, and what has come must not be taken for everything.
+    """
+
+    has_end_mark = False
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -116,13 +123,17 @@ class Pipe:
             return b""
         try:
             data = os.read(self._descriptor, size)
-            if not data:
-                self._ended = True
-                if self._descriptor != 0:
-                    os.close(self._descriptor)
-            return data
         except OSError as error:  # not a BadFileError, which could be skipped: it may succeed the next time
             raise InputError(f"--input {self._path}: {error.strerror}.", "Run it again.") from error
+        is_marked = self.has_end_mark and self._descriptor == 0
+        self._ended = data.endswith(END_MARK) if is_marked else not data
+        if is_marked and not data:
+            raise InputError(
+                "The process that gave the documents has ended before their end.", "Run it again."
+            )
+        if self._ended and self._descriptor != 0:
+            os.close(self._descriptor)
+        return data.removesuffix(END_MARK) if is_marked else data
 
 
 @cache

@@ -33,10 +33,10 @@ _NAME_COLUMNS = 9
 _LONGEST_LOCK_SECONDS = 0.5
 
 
-def choose_screen(*, quiet: bool, as_json: bool) -> Screen:
+def choose_screen(*, quiet: bool, as_json: bool, for_library: bool = False) -> Screen:
     """Return the screen for these flags, and for what standard error is: a terminal, a notebook, a file."""
     if as_json:
-        return JsonScreen()
+        return JsonScreen(1.0) if for_library else JsonScreen()
     if quiet:
         return Screen()
     redraw, kinds = terminal.redraw(sys.stderr), terminal.Redraw
@@ -94,7 +94,8 @@ class LineScreen(Screen):
 class JsonScreen(Screen):
     """Prints JSON objects to standard output, one per line (--json); docs/reference.md lists their fields."""
 
-    def __init__(self) -> None:
+    def __init__(self, every_seconds: float = 5.0) -> None:
+        self._every_seconds = every_seconds
         self._next_object = 0.0
 
     def say(self, text: str) -> None:
@@ -105,7 +106,7 @@ class JsonScreen(Screen):
 
     def show(self, snapshot: Snapshot) -> None:
         if time.monotonic() >= self._next_object:
-            self._next_object = time.monotonic() + 5.0
+            self._next_object = time.monotonic() + self._every_seconds
             put_json({"event": "progress", **dataclasses.asdict(snapshot)})
 
 

@@ -96,17 +96,23 @@ def continuation_indent(line: str) -> int | None:
 
 def status_values(status: Status) -> dict[str, Any]:
     """Return a status as values for JSON."""
-    manifest = status.manifest
     return {
         "state": status.state,
-        "folder": status.store.location,
-        "shards": manifest.shard_count if manifest else 0,
-        "tokens": manifest.tokens if manifest else 0,  # in finished shards
-        "documents": manifest.documents if manifest else 0,
-        "bytes": sum(shard.bytes for shard in manifest.shards) if manifest else 0,
+        **folder_values(status.store, status.manifest),
         "resume": resume_command(status),
         "heartbeat": status.heartbeat.to_json() if status.heartbeat else None,
         "events": status.events,
+    }
+
+
+def folder_values(store: Store, manifest: Manifest | None) -> dict[str, Any]:
+    """Return what is in a folder, in finished shards, as values for JSON."""
+    return {
+        "folder": store.location,
+        "shards": manifest.shard_count if manifest else 0,
+        "tokens": manifest.tokens if manifest else 0,
+        "documents": manifest.documents if manifest else 0,
+        "bytes": sum(shard.bytes for shard in manifest.shards) if manifest else 0,
     }
 
 

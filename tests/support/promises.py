@@ -48,6 +48,7 @@ PROMISES = (
     "another vocabulary is exact by its own reference, or refused",
     "Ray gives the same bytes; a lost node or driver costs time",
     "a bucket never shows half a shard; only one writer wins",
+    "a build from Python leaves the process as it was",
 )
 
 Measure = Callable[[float], AbstractContextManager[None]]

@@ -1,0 +1,183 @@
+"""One run of the command in a process of its own, for the functions of api.py.
+
+It prints JSON, which is passed on as events, results and errors. Everything that belongs to the caller is
+called in the caller's thread: its callback, and its iterator over documents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
+
+from fineweb_shards import errors
+from fineweb_shards.errors import ShardError, UsageError, WorkerError
+from fineweb_shards.events import Event
+from fineweb_shards.storage.local import END_MARK
+from fineweb_shards.system.shell_commands import CALLER_VARIABLE
+from fineweb_shards.watching.run_files import Snapshot
+
+OnEvent = Callable[[Snapshot | Event], None]
+# The same modules as here are imported, whatever the current folder holds and however they were found.
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from fineweb_shards.__main__ import main; sys.exit(main())"
+)
+_JOIN_SECONDS = 5.0
+_ANSWERS = (0, 1, 20, 21)  # exit codes of `inspect --grep` and `status` that are no errors
+
+
+class CommandProcess:
+    """One run of the command, in a process of its own. Constructing it starts it."""
+
+    def __init__(self, words: Sequence[str], documents: Iterator[str] | None = None) -> None:
+        self._documents = documents
+        self._events: queue.SimpleQueue[tuple[IO[str], str]] = queue.SimpleQueue()
+        self._printed: list[str] = []  # on standard output, but for events
+        self._complaints: list[str] = []  # on standard error
+        self._open_streams = 2
+        self._result: dict[str, Any] | None = None
+        self._error: dict[str, Any] | None = None
+        # Ctrl-C in a terminal signals a whole process group. This one has its own, and hears of it from us.
+        own_group: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}
+        try:
+            self._process: subprocess.Popen[str] = subprocess.Popen(
+                [sys.executable, "-c", _START, json.dumps(sys.path), *words, "--json"],
+                stdin=subprocess.DEVNULL if documents is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, CALLER_VARIABLE: str(os.getpid())},
+                encoding="utf-8",
+                errors="backslashreplace",
+                **own_group,
+            )
+        except OSError as error:
+            raise UsageError(
+                f"The command could not be started: {error.strerror}.",
+                "If it was given a very long list of paths, name their folder or a glob instead.",
+            ) from error
+
+    def run(self, on_event: OnEvent) -> list[dict[str, Any]]:
+        """Pass events on until the process has ended; return its results, or raise its error. Everything is
+        called in this thread: `on_event`, and the iterator over documents."""
+        process = self._process
+        streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+        readers = [threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in streams]
+        try:
+            for reader in readers:
+                reader.start()
+            if self._documents is not None:
+                self._feed(self._documents, on_event)
+            while self._open_streams:
+                self._handle(*self._events.get(), on_event)
+        finally:
+            self._end()
+            for reader, stream in zip(readers, streams, strict=True):
+                reader.join(_JOIN_SECONDS)
+                stream.close()
+        return self._results()
+
+    def _read(self, stream: IO[str]) -> None:
+        with contextlib.suppress(ValueError):  # closed
+            for line in stream:
+                self._events.put((stream, line))
+        self._events.put((stream, ""))
+
+    def _feed(self, documents: Iterator[str], on_event: OnEvent) -> None:
+        """Write documents to the process as fast as it reads them."""
+        pipe = self._process.stdin
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and its error says why
+            for lines in documents:
+                pipe.write(lines)
+                pipe.flush()
+                self._handle_waiting(on_event)
+            pipe.write(END_MARK.decode())
+            pipe.close()
+
+    def _handle_waiting(self, on_event: OnEvent) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._handle(*self._events.get_nowait(), on_event)
+
+    def _handle(self, stream: IO[str], line: str, on_event: OnEvent) -> None:
+        """Handle a line that the process has printed; an empty one is the end of the stream."""
+        if not line:
+            self._open_streams -= 1
+            return
+        if stream is self._process.stderr:
+            self._complaints.append(line.rstrip())
+            on_event(Event("warning", line.rstrip()))
+            return
+        values = json.loads(line) if line.startswith('{"time"') else {}
+        values.pop("time", None)
+        match values.pop("event", None):
+            case "message":
+                on_event(Event(values["kind"], values["text"]))
+            case "progress":
+                on_event(Snapshot(**values))
+            case "result":
+                self._result = values
+            case "error":
+                self._error = values
+            case _:
+                self._printed.append(line)
+
+    def _end(self) -> None:
+        """End the process as Ctrl-C does, so that what is finished is kept; interrupted again, at once."""
+        if self._process.poll() is None:
+            self._interrupt()
+        try:
+            self._process.wait()
+        except KeyboardInterrupt:
+            self._interrupt()
+            self._process.wait()
+            raise
+        finally:
+            if self._process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.stdin.close()
+
+    def _interrupt(self) -> None:
+        if os.name == "posix":
+            self._process.send_signal(signal.SIGINT)
+        else:
+            self._process.terminate()
+
+    def _results(self) -> list[dict[str, Any]]:
+        """Return the results of a process that has ended, or raise its error."""
+        if self._result is not None:
+            if self._error is not None:  # documents were left out, and all else is done
+                self._result["warnings"].append(self._error["message"])
+            return [self._result]
+        if self._error is not None:
+            kind = getattr(errors, self._error["type"], ShardError)
+            raise self._noted(kind(self._error["message"], self._error["hint"]))
+        code = self._process.returncode
+        if code in _ANSWERS and (self._printed or not self._complaints):
+            return _parse_objects("".join(self._printed))
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        raise self._noted(WorkerError(f"The process of the command {how}."))
+
+    def _noted(self, error: ShardError) -> ShardError:
+        """Add what the process has said before its error, such as the names of damaged files."""
+        for line in self._complaints:
+            error.add_note(line)
+        return error
+
+
+def _parse_objects(text: str) -> list[dict[str, Any]]:
+    """Parse JSON objects that stand one after the other."""
+    objects, decoder, text = [], json.JSONDecoder(), text.strip()
+    while text:
+        value, end = decoder.raw_decode(text)
+        objects.append(value)
+        text = text[end:].lstrip()
+    return objects
