@@ -69,7 +69,6 @@ class Interrupts:
             closed = number == _HANGUP
             raise Interrupted("The terminal was closed." if closed else "Interrupted.", 128 + number)
 
-
     def _try_again(self, lost: sys.UnraisableHookArgs) -> None:
         """Signal once more if `Interrupted` was raised where Python drops every exception: in the callback of
         a weak reference, such as the one that closes a stream's memory, or in `__del__`."""
