@@ -85,10 +85,12 @@ class CommandProcess:
         return self._results()
 
     def _read(self, stream: IO[str]) -> None:
-        with contextlib.suppress(ValueError):  # closed
-            for line in stream:
-                self._events.put((stream, line))
-        self._events.put((stream, ""))
+        try:
+            with contextlib.suppress(ValueError):  # closed
+                for line in stream:
+                    self._events.put((stream, line))
+        finally:
+            self._events.put((stream, ""))
 
     def _feed(self, documents: Iterator[str], on_event: OnEvent) -> None:
         """Write documents to the process as fast as it reads them."""

@@ -19,6 +19,7 @@ def test_every_promise_is_tested_by_make_test(request: pytest.FixtureRequest) ->
     assert {name for item in quick for name in names(item)} == set(PROMISES)
 
 
+@pytest.mark.full
 def test_an_unknown_promise_fails_collection(tmp_path: Path) -> None:
     """A misspelled name would prove nothing; it is named together with its test."""
     test = "import pytest\n@pytest.mark.promise('unkillabel')\ndef test_it():\n    pass\n"

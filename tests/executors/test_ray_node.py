@@ -209,6 +209,7 @@ def test_what_is_tried_one_by_one_is_not_fetched_ahead(
     assert fetched == [batch]
 
 
+@pytest.mark.full
 def test_a_document_that_crashes_its_process_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_it_stops_resumably_and_goes_on_when_there_is_space(small_disk: Path, st
     assert runs.shards_in(small_disk / "out") == EXPECTED
 
 
+@pytest.mark.full
 @pytest.mark.promise("a full disk loses nothing")
 def test_it_waits_and_goes_on_by_itself(small_disk: Path, stream: Path, tmp_path: Path) -> None:
     """The wait is said on the screen and in the log; nobody has to start it again."""

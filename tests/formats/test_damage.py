@@ -118,6 +118,7 @@ def test_a_long_document_that_is_cut_off_leaves_nothing(tmp_path: Path, layout: 
         assert runs.outputs_in(out) == runs.outputs_in(expected)
 
 
+@pytest.mark.full
 def test_a_resume_behind_damage_counts_it_once(tmp_path: Path) -> None:
     """From every shard on, with another batch size: the same shards and the same counts."""
     bad, last = tmp_path / "a.txt.gz", write_text(tmp_path / "b.txt", DOCUMENTS[:40])

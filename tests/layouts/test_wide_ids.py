@@ -48,8 +48,7 @@ def build(folder: Path, out: Path, layout: str) -> int:
     ).returncode
 
 
-@pytest.mark.full
-@pytest.mark.full(but=["automodel-header1", "datatrove-None"])
+@pytest.mark.full(but=["datatrove-None"])
 @pytest.mark.parametrize(
     ("layout", "header"),
     [

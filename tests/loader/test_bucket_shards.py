@@ -429,6 +429,7 @@ class Rehearsal(FakeClock):
         self.bucket.overwrite("manifest.json", json.dumps(shown).encode())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", ["build-nanogpt", "nanogpt"])
 def test_a_build_into_a_bucket_is_followed(
     built: Callable[[str], Path],

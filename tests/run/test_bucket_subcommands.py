@@ -182,6 +182,7 @@ def test_a_tokenizer_comes_along(bucket_url: str, tmp_path: Path) -> None:
         assert "world" in inline.run_command("inspect", out, "--document", "1").stdout
 
 
+@pytest.mark.full
 def test_what_a_build_into_a_bucket_says(bucket_url: str, tmp_path: Path, caches: Path) -> None:
     """How to train on it with what works, where the report is, and both are true."""
     path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)

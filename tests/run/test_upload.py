@@ -97,6 +97,7 @@ def test_everything_is_there_and_a_second_run_sends_nothing(hub: StandInHub, hom
     assert hub.uploads.commits == commits
 
 
+@pytest.mark.full
 def test_sidecars_go_along(hub: StandInHub, home: Path, made: Path) -> None:
     """Megatron's .idx is as much a file as its .bin, and so is the index in its folder; sent once."""
     assert upload(hub, home, made / "meg").returncode == 0

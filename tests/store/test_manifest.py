@@ -174,6 +174,7 @@ def make_unfinished(folder: Path) -> Manifest:
     return manifest
 
 
+@pytest.mark.full
 @pytest.mark.promise("a changed source or setting is refused by name")
 def test_every_flipped_character_is_found(folder: Path, tries: Tries) -> None:
     """One character of an unfinished folder's manifest is another: it says the same, or it is refused."""

@@ -147,6 +147,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[s
     return [folder / "a", folder / "b"], texts
 
 
+@pytest.mark.full(but=["build-nanogpt", "nanogpt"])
 @pytest.mark.parametrize("wanted", [
     Wanted("build-nanogpt", 1500),
     Wanted("nanogpt", 1500, val_documents=20),

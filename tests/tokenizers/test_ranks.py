@@ -81,6 +81,7 @@ def test_one_flipped_byte_is_refused(tries: Tries, tmp_path: Path, monkeypatch: 
         load_gpt2_merges(ranks)
 
 
+@pytest.mark.full
 def test_merges_are_derived_from_ranks() -> None:
     """Each merge joins two older tokens into the one of its rank, and replaying byte-pair encoding by the
     merge list arrives at the token itself."""

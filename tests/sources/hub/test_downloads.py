@@ -109,6 +109,7 @@ def test_a_short_body_and_a_reset(home: Path, tmp_path: Path) -> None:
     assert not [path for path in downloads_of(tmp_path / "out").rglob("*") if path.is_file()]
 
 
+@pytest.mark.full
 def test_wrong_content_of_the_right_size(large: Repository, home: Path, tmp_path: Path) -> None:
     """One wrong bit is found by the hub's SHA-256, and the file is fetched again."""
     plan = FirstOfEachPath(WrongBytes(), on="cdn")

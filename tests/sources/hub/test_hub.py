@@ -261,6 +261,7 @@ def test_faults_of_every_kind(home: Path, tmp_path: Path, tries: Tries, soak: bo
     assert runs.shards_in(tmp_path / "out") == EXPECTED
 
 
+@pytest.mark.full
 @pytest.mark.promise("network faults are survived")
 def test_faults_of_the_listing(repository: Repository, home: Path, tmp_path: Path) -> None:
     """An API that fails a few times is asked again."""

@@ -55,6 +55,7 @@ def documents_of(source: Source) -> tuple[list[str], int, list[str]]:
     )
 
 
+@pytest.mark.full
 def test_rows_of_every_kind(tmp_path: Path, tries: Tries) -> None:
     """A text, or bytes, is a document; a null is skipped; anything else is named or left out."""
     chooser = random.Random(31)
