@@ -52,12 +52,19 @@ _TRY_AGAIN_SECONDS = 60.0
 
 class Producer:
     """Lists batches in a thread, so that a slow disk, network or pipe never blocks the run, and keeps up to
-    `ahead` of them ready. `wake` is called, in the thread, for each batch and for the end."""
+    `ahead` of them ready. `wake` is called, in the thread, for each batch and for the end.
+
+    Not a `queue.Queue`, whose lock is taken in Python: a signal handler that raises in the middle of that
+    leaves it locked, and whoever wants to stop the thread then waits for ever. A SimpleQueue is taken in C.
+    """
 
     def __init__(self, batches: Iterator[Batch], ahead: int, wake: Callable[[], object]) -> None:
         self._batches = batches
         self._wake = wake
-        self._queue: queue.Queue[Batch] = queue.Queue(ahead)
+        self._queue: queue.SimpleQueue[Batch] = queue.SimpleQueue()
+        self._places: queue.SimpleQueue[None] = queue.SimpleQueue()  # in it that are free
+        for _ in range(ahead):
+            self._places.put(None)
         self.ended = False  # every batch has been taken
         self.failure: BaseException | None = None  # the error with which the listing ended, if any
         self._stopped = False
@@ -69,10 +76,13 @@ class Producer:
         """Return the next batch, or None if there is none yet, or none any more (`ended`)."""
         is_complete = self._listing.done()  # asked first: if it has ended, its last batch is in the queue
         try:
-            return self._queue.get_nowait()
+            batch = self._queue.get_nowait()
         except queue.Empty:
             if not is_complete:
                 return None
+        else:
+            self._places.put(None)
+            return batch
         self.ended, self.failure = True, self._listing.exception()
         if not isinstance(self.failure, Exception | None):
             # SystemExit and the like: raised as they are, they would end the program without a message.
@@ -82,15 +92,15 @@ class Producer:
     def stop(self) -> None:
         """Make the thread end at its next batch."""
         self._stopped = True
-        while not self._queue.empty():
-            self._queue.get_nowait()
+        self._places.put(None)
 
     def _run(self) -> None:
         for batch in self._batches:
-            self._queue.put(batch)
-            self._wake()
+            self._places.get()
             if self._stopped:
                 return
+            self._queue.put(batch)
+            self._wake()
 
 
 class MaxTokensCutoff:
