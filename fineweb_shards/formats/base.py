@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import Self
 
 import numpy as np
-import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.registry import FORMATS
@@ -146,6 +145,8 @@ def decode_texts(pieces: Iterable[bytes]) -> tuple[Texts, int]:
 def is_utf8(data: bytes | memoryview) -> bool:
     """Tell whether bytes are valid UTF-8. Makes no copy of them, unlike `decode`."""
     boundaries = np.array([0, len(data)], np.int64)
+    import pyarrow as pa  # not at the top: it takes 28 MB, also where no text is read
+
     text = pa.LargeStringArray.from_buffers(1, pa.py_buffer(boundaries), pa.py_buffer(data))
     try:
         text.validate(full=True)
