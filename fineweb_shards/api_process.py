@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 from fineweb_shards import errors
-from fineweb_shards.errors import ShardError, UsageError, WorkerError
+from fineweb_shards.errors import Interrupted, QuarantineError, ShardError, UsageError, WorkerError
 from fineweb_shards.events import Event
 from fineweb_shards.storage.local import END_MARK
 from fineweb_shards.system.shell_commands import CALLER_VARIABLE
@@ -77,8 +77,11 @@ class CommandProcess:
                 self._feed(self._documents, on_event)
             while self._open_streams:
                 self._handle(*self._events.get(), on_event)
+        except BaseException:
+            self._interrupt()
+            raise
         finally:
-            self._end()
+            self._wait()
             for reader, stream in zip(readers, streams, strict=True):
                 reader.join(_JOIN_SECONDS)
                 stream.close()
@@ -132,10 +135,8 @@ class CommandProcess:
             case _:
                 self._printed.append(line)
 
-    def _end(self) -> None:
-        """End the process as Ctrl-C does, so that what is finished is kept; interrupted again, at once."""
-        if self._process.poll() is None:
-            self._interrupt()
+    def _wait(self) -> None:
+        """Wait for the end of the process; interrupted meanwhile, end it at once."""
         try:
             self._process.wait()
         except KeyboardInterrupt:
@@ -148,6 +149,7 @@ class CommandProcess:
                     self._process.stdin.close()
 
     def _interrupt(self) -> None:
+        """Stop the process as Ctrl-C does, so that what is finished is kept."""
         if os.name == "posix":
             self._process.send_signal(signal.SIGINT)
         else:
@@ -155,13 +157,18 @@ class CommandProcess:
 
     def _results(self) -> list[dict[str, Any]]:
         """Return the results of a process that has ended, or raise its error."""
+        if self._error is not None:
+            kind = getattr(errors, self._error["type"], ShardError)
+            if kind is Interrupted:  # not by us
+                raise self._noted(
+                    WorkerError(f"The build was stopped from outside: {self._error['message']}")
+                )
+            if kind is not QuarantineError:
+                raise self._noted(kind(self._error["message"], self._error["hint"]))
         if self._result is not None:
             if self._error is not None:  # documents were left out, and all else is done
                 self._result["warnings"].append(self._error["message"])
             return [self._result]
-        if self._error is not None:
-            kind = getattr(errors, self._error["type"], ShardError)
-            raise self._noted(kind(self._error["message"], self._error["hint"]))
         code = self._process.returncode
         if code in _ANSWERS and (self._printed or not self._complaints):
             return _parse_objects("".join(self._printed))

@@ -169,6 +169,8 @@ def test_errors_are_exceptions(tmp_path: Path, source: Path) -> None:
         fs.build(input=source, out=tmp_path / "out", shard_tokens=20_000, quiet=True)
     assert changed.value.exit_code == 4
     assert not getattr(changed.value, "__notes__", [])
+    with pytest.raises(InputError, match="no document"):
+        fs.build(input=iter(()), out=tmp_path / "empty", quiet=True)
     assert fs.build(
         input=source, out=tmp_path / "out", shard_tokens=20_000, workers=1, fresh=True, quiet=True
     )
