@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,10 +56,11 @@ class Settings(OutputSettings, total=False):
     """The settings of `build` and `plan`: the keys of a TOML file, which docs/reference.md explains."""
 
     format: str
-    dataset: str
-    name: str
-    split: str
-    revision: str
+    dataset: str | Sequence[str]
+    name: str | Sequence[str]
+    split: str | Sequence[str]
+    revision: str | Sequence[str]
+    parts: Sequence[Mapping[str, Any]]
     download: bool
     keep_downloads: bool
     max_outage: int | str
@@ -365,11 +367,19 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
             continue
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif name == "parts":
+            words += [f"--part={_part_words(part)}" for part in value]
         elif isinstance(value, (list, tuple)):
             words += [f"{flag}={fspath(item)}" for item in value]
         else:
             words.append(f"{flag}={value}")
     return words
+
+
+def _part_words(part: Mapping[str, Any]) -> str:
+    """Return the settings of a part as `--part` has them."""
+    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in part.items()}
+    return shlex.join(f"{name}={item}" for name, items in lists.items() for item in items if item is not None)
 
 
 def _is_paths(value: object) -> bool:

@@ -27,9 +27,10 @@ exceptions: those are bugs.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class ShardError(Exception):
@@ -153,6 +154,18 @@ class Interrupted(BaseException):
 
     def __str__(self) -> str:
         return self.message
+
+
+@contextlib.contextmanager
+def concerning(what: str) -> Iterator[None]:
+    """Put what an error is about in front of its message."""
+    try:
+        yield
+    except ShardError as error:
+        if what:
+            error.message = f"{what}: {error.message}"
+            error.args = (error.message, *error.args[1:])
+        raise
 
 
 def exit_code_of(error: BaseException | None) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from fineweb_shards.commands.targets import bundled_configs
 from fineweb_shards.errors import UsageError, closest
-from fineweb_shards.run.config import Config, parse_value
+from fineweb_shards.run.config import Config, parse_part, parse_value
 from fineweb_shards.system.shell_commands import PROGRAM
 from fineweb_shards.units import as_typed
 
@@ -27,6 +27,7 @@ SETTING_GROUPS = {
     "input on the Hugging Face hub": (
         "dataset", "name", "split", "revision", "download", "keep_downloads",
     ),
+    "input of several parts": ("parts",),
     "which documents": ("where", "min_tokens", "max_document_tokens", "max_tokens"),
     "tokenizer": ("tokenizer", "pattern", "eot", "engine", "seed"),
     "output": ("out", "scratch", "layout", "shard_tokens", "last_shard", "index", "verify", "gpus"),
@@ -150,7 +151,8 @@ def add_setting_flags(parser: argparse._ActionsContainer, names: Iterable[str]) 
     """Add a flag for each of these fields of Config, in this order."""
     fields = {field.name: field for field in dataclasses.fields(Config)}
     for field in (fields[name] for name in names):
-        flag = "--" + field.name.replace("_", "-")
+        flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
+        parse = parse_part if field.name == "parts" else partial(parse_value, field)
         if isinstance(field.default, bool):
             both = argparse.BooleanOptionalAction
             parser.add_argument(flag, action=both, default=None, help=field.metadata["help"])
@@ -158,10 +160,12 @@ def add_setting_flags(parser: argparse._ActionsContainer, names: Iterable[str]) 
         default = field.default if field.default not in ((), None, "") else None
         shown = as_typed(default, field.metadata["parse"]) if isinstance(default, int) else default
         text = field.metadata["help"] + (f" (default: {shown})" if default is not None else "")
+        repeatable = isinstance(field.default, tuple) or field.metadata["one_per_part"]
         parser.add_argument(
             flag,
-            action="append" if isinstance(field.default, tuple) else "store",
-            type=as_argument(partial(parse_value, field)),
+            dest=field.name,
+            action="append" if repeatable else "store",
+            type=as_argument(parse),
             metavar=field.metadata["metavar"] or "{" + ",".join(field.metadata["choices"]) + "}",
             help=text.replace("%", "%%"),
         )

@@ -13,11 +13,9 @@ from typing import Any
 from fineweb_shards.commands.arguments import add_config_flags
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
-from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.run.input_sample import document_rows
 from fineweb_shards.run.job import make_job, open_manifest
 from fineweb_shards.run.plan import (
-    REMOTE_FOOTERS,
     Plan,
     check_disk,
     make_plan,
@@ -89,7 +87,7 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
     config, extent = plan.job.config, plan.extent
     rows = short_rows(plan)
     before_tokens = next(number for number, (name, _) in enumerate(rows) if name == "tokens")
-    documents = show_estimate(extent.documents, exact=_documents_are_exact(plan))
+    documents = show_estimate(extent.documents, exact=extent.documents_exact)
     rows.insert(before_tokens, ("documents", documents))
     if config.executor == "ray":
         rows = [row for row in rows if row[0] != "machine"]  # this one
@@ -115,7 +113,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "tokens": extent.tokens,
         "tokens_exact": extent.exact,
         "documents": extent.documents,
-        "documents_exact": _documents_are_exact(plan),
+        "documents_exact": extent.documents_exact,
         "shards": plan.shards,
         "bytes": plan.output_bytes,
         "fetched_bytes": plan.bytes_to_fetch if plan.job.is_remote else 0,
@@ -137,13 +135,3 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
     if manifest.shards:
         return f"would resume after {manifest.shards[-1].name}, {manifest.tokens:,} tokens are done"
     return "would begin"
-
-
-def _documents_are_exact(plan: Plan) -> bool:
-    config, source = plan.job.config, plan.job.source.only
-    if config.tokens_column is not None or config.max_tokens is not None:
-        return False  # a row of ids may hold several documents
-    if config.where or plan.job.length_limits:
-        return plan.extent.exact
-    seen = len(source.files) <= REMOTE_FOOTERS or not plan.job.is_remote
-    return seen and all(isinstance(source.reader_of(file), ParquetFormat) for file in source.files)

@@ -42,7 +42,7 @@ def read_config(options: argparse.Namespace) -> Config:
             f"The input is named twice: {inputs[0]} and --input {given['input'][0]}.",
             "Use one of the two ways.",
         )
-    if not any([config, inputs, given["input"], given["dataset"], given["out"]]):
+    if not any([config, inputs, given["input"], given["dataset"], given["parts"], given["out"]]):
         raise UsageError(
             "There is nothing to build.",
             f"Name a sample (`{PROGRAM} build demo`), or files and a folder "

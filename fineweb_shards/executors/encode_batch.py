@@ -57,7 +57,7 @@ class WorkerSpec:
     """What a worker needs to know before its first order."""
 
     source: Parts
-    engine: str | None  # None: the input is tokens already
+    engine: str | None  # None: all of the input is tokens already
     seed: int
     shard_format: ShardFormat  # of the files to write
     store: Store  # of the output
@@ -105,6 +105,8 @@ def encode_batch(
     """Yield a block, with its number in the batch, for each chunk from `order.first_block` on. `announce`
     gets each document that is encoded on its own."""
     part = order.batch.part
+    if isinstance(encoder, Encoder) and source.of(order.batch).settings.tokens_column is not None:
+        encoder = encoder.joiner
     encode = _encode_members if order.batch.members else _encode_single
     for number, block in encode(source, encoder, order, announce):
         yield number, replace(block, part=part) if part else block

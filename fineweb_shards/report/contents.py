@@ -89,7 +89,7 @@ def count_left_out(facts: Facts) -> Section | None:
     manifest = facts.status.manifest
     if manifest is None:
         return None
-    counts, settings = manifest.counts, manifest.settings
+    counts = manifest.counts
     figures = {
         "skipped: no text (null)": counts.skipped_documents,
         "invalid characters that became U+FFFD": counts.replaced_characters,
@@ -99,13 +99,19 @@ def count_left_out(facts: Facts) -> Section | None:
     }
     # Once the build is complete the totals also count what came after the last shard.
     filtered = {**asdict(counts), **manifest.totals}
-    if where := " / ".join(filter(None, (part.settings.get("where") for part in manifest.parts))):
+
+    def given(name: str) -> str:
+        """A setting of the parts that have it."""
+        values = (({**manifest.settings, **part.settings}).get(name) for part in manifest.parts)
+        return " / ".join(f"{value:,}" if isinstance(value, int) else value for value in values if value)
+
+    if where := given("where"):
         figures[f"left out by --where {where}"] = filtered["filtered_documents"]
         figures["left out without a value that --where needs"] = filtered["unknown_documents"]
-    if least := settings.get("min_tokens"):
-        figures[f"left out with fewer than {least:,} tokens"] = filtered["short_documents"]
-    if (most := settings.get("max_document_tokens")) is not None:
-        figures[f"left out with more than {most:,} tokens"] = filtered["long_documents"]
+    if least := given("min_tokens"):
+        figures[f"left out with fewer than {least} tokens"] = filtered["short_documents"]
+    if most := given("max_document_tokens"):
+        figures[f"left out with more than {most} tokens"] = filtered["long_documents"]
     rows = [[what, f"{count:,}"] for what, count in figures.items() if count]
     table = Table({"what": "text", "count": "number"}, rows, heads=True) if rows else None
     lost = [

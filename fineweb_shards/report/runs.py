@@ -13,7 +13,6 @@ from itertools import groupby, pairwise
 
 from fineweb_shards.report.charts import Chart, Place, Stretch
 from fineweb_shards.report.facts import Facts, Section, Table, show_moment
-from fineweb_shards.store.manifest import InputPart
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.run_files import WAIT, Mark, Point, RunRecord
 from fineweb_shards.watching.status import RUNNING, describe_status, resume_command
@@ -41,7 +40,9 @@ def make_headline(facts: Facts) -> Section:
     """Choose the facts for the top of the page."""
     status, figures, source = facts.status, list(_list_figures(facts)), ""
     if status.manifest is not None:
-        source = " + ".join(filter(None, map(_describe_part, status.manifest.parts)))
+        parts = [part for part in status.manifest.parts if part.files]
+        commits = [f", commit {part.commit[:10]}" if part.commit else "" for part in parts]
+        source = " + ".join(part.label + commit for part, commit in zip(parts, commits, strict=True))
     # On a wide screen, rows of figures are as equal as can be, so that none is nearly empty.
     rows = max(1, math.ceil(len(figures) / _MOST_COLUMNS))
     return {
@@ -53,14 +54,6 @@ def make_headline(facts: Facts) -> Section:
         "figures": figures,
         "columns": math.ceil(len(figures) / rows),
     }
-
-
-def _describe_part(part: InputPart) -> str:
-    settings, files = part.settings, part.files
-    if settings.get("dataset"):
-        commit = f", commit {part.commit[:10]}" if part.commit else ""
-        return f"{settings['dataset']} {settings.get('name') or ''}".strip() + commit
-    return str(files[0]["name"]) if len(files) == 1 else f"{len(files):,} files" if files else ""
 
 
 def _list_figures(facts: Facts) -> Iterator[tuple[str, str]]:

@@ -139,11 +139,11 @@ def _locked_job(config: Config, *, fresh: bool, observer: Observer, command: str
         check_reachable(find_address(config.ray_address))
     store = config.open_store(observer)
     output_spec(config, store)
-    if config.dataset:
+    if config.reads_hub:
         check_addresses()
     if not store.is_remote:
         begun = load_manifest(store.folder)  # refuses a folder of another program before anything is written
-        if not config.dataset:
+        if not config.reads_hub:
             job = make_job(config, store, begun=None if fresh else begun)
             with store.lock(observer):
                 yield job
@@ -281,8 +281,8 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
     with contextlib.closing(encoding) as encoded, output:
         told = report_problems(encoded, job, quarantined, disk, progress)
         mended = mend_seams(told, partial(make_mender, job.vocabulary))
-        if limits := job.length_limits:
-            mended = leave_out(mended, limits, starts, eot_first=job.layout.eot_first)
+        if any(job.length_limits):
+            mended = leave_out(mended, job.length_limits, starts, eot_first=job.layout.eot_first)
         _place_blocks(job, add_cursors(mended, starts), packer, output, disk, progress)
         # Of a segment that is not full no file has its name yet.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):

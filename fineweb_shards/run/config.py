@@ -5,24 +5,31 @@ changes the output, so that a resume with another value of it is refused; only `
 (store/resume_rules.py), because the stream is the same. The files of `input` and `val_input` are compared by
 their content (sources/files.py). `on_bad_file` is not marked: the content of finished
 shards does not depend on how later bad files are handled.
+
+The input may have several parts, each with settings of its own (`PART_KEYS`): all others, and what a part
+does not say, are common to all. `Config.part_configs` is a Config for each, so that whoever opens one part
+needs to know nothing of the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.errors import UsageError, closest, suggest
+from fineweb_shards.errors import UsageError, closest, concerning, suggest
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.registry import CHOICES as FORMAT_CHOICES
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.storage.bucket_address import check_path, is_url
+from fineweb_shards.store.manifest import PART_SETTINGS
 from fineweb_shards.store.opening import open_store, scratch_folder
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS
@@ -41,14 +48,19 @@ def _setting(
     bytes_: bool = False,
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
+    one_per_part: bool = False,
+    flag: str | None = None,
 ) -> Any:
+    """Describe a setting. With `one_per_part` it may be given several times, once for each part."""
     metadata = {
-        "help": help_text, "parse": parse, "bytes": bytes_, "choices": choices, "metavar": metavar
+        "help": help_text, "parse": parse, "bytes": bytes_, "choices": choices, "metavar": metavar,
+        "one_per_part": one_per_part, "flag": flag,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
 
 DEFAULT_SHARD_TOKENS = 100_000_000
+PART_KEYS = ("input", "val_input", *PART_SETTINGS)  # what a part of the input may have of its own
 _COUNT: Any = {"parse": parse_count, "metavar": "N"}
 _MOST_TOKENS = 16 * 10**12 // GPT2.dtype.itemsize  # in a file on ext4
 # Up to this length a document is held back until it is known whether it is kept: 20 MB of tokens.
@@ -80,13 +92,19 @@ class Config:
         "auto", "what the input is; auto goes by the file name",
         choices=("auto", *FORMAT_CHOICES), bytes_=True)
     dataset: str = _setting(
-        "", "dataset on the Hugging Face hub, such as HuggingFaceFW/fineweb-edu, instead of --input",
-        metavar="ID", bytes_=True)
-    name: str = _setting("", "its config, such as sample-10BT", metavar="NAME", bytes_=True)
-    split: str = _setting("train", "its split", metavar="NAME", bytes_=True)
+        "", "dataset on the Hugging Face hub, such as HuggingFaceFW/fineweb-edu, instead of --input; "
+        "repeatable: one after the other", metavar="ID", bytes_=True, one_per_part=True)
+    name: str = _setting(
+        "", "its config, such as sample-10BT; for several datasets once, or once for each",
+        metavar="NAME", bytes_=True, one_per_part=True)
+    split: str = _setting("train", "its split", metavar="NAME", bytes_=True, one_per_part=True)
     revision: str = _setting(
         "", "its branch, tag or commit (default: the newest commit, which a resume then keeps)",
-        metavar="REV", bytes_=True)
+        metavar="REV", bytes_=True, one_per_part=True)
+    parts: tuple[Mapping[str, Any], ...] = _setting(
+        (), "a part of the input with settings of its own, such as 'dataset=ORG/NAME where=\"score > 3\"'; "
+        "repeatable, instead of --dataset and --input: one part after the other; in TOML [[parts]]",
+        metavar="SETTINGS", flag="--part")
     download: bool = _setting(False, "fetch whole files ahead instead of streaming parts of them")
     keep_downloads: bool = _setting(False, "don't delete downloaded files after use")
     max_outage: int = _setting(
@@ -175,6 +193,20 @@ class Config:
         metavar="COMMAND")
     # fmt: on
 
+    @cached_property
+    def part_configs(self) -> tuple[Config, ...]:
+        """The settings of each part of the input; of one that is not divided, these."""
+        return tuple(dataclasses.replace(self, parts=(), **part) for part in self.parts) or (self,)
+
+    @property
+    def reads_hub(self) -> bool:
+        return any(part.dataset for part in self.part_configs)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether any part of the input is text, and not tokens already."""
+        return any(part.tokens_column is None for part in self.part_configs)
+
     @property
     def folder(self) -> Path:
         """The output folder; for one in a bucket, the scratch folder on this machine."""
@@ -211,11 +243,9 @@ class Config:
 
     def check(self) -> None:
         """Raise UsageError for values that can't work."""
-        if self.dataset and self.input:
-            raise UsageError("--dataset and --input exclude each other.", "Name one of the two.")
         if not self.out:
             raise UsageError("There is no output folder.", "Name one with --out, such as --out shards.")
-        for path in (self.out, self.scratch, *self.input, *self.val_input):
+        for path in (self.out, self.scratch):
             check_path(path)
         if is_url(self.scratch):
             raise UsageError(
@@ -226,6 +256,47 @@ class Config:
                 f"--scratch {self.scratch}: it is for an --out in a bucket, and {self.out} is a folder.",
                 "Leave it out.",
             )
+        if self.parts and self.val_input:
+            raise UsageError(
+                f"--val-input {self.val_input[0]}: which part of the input is it about?",
+                "Name it there: val_input in a table of [[parts]], or in --part.",
+            )
+        val_input = any(part.val_input for part in self.part_configs)
+        if val_input and (given := [name for name in VAL_SETTINGS if getattr(self, name) is not None]):
+            raise UsageError(
+                f"--val-input and --{given[0].replace('_', '-')} exclude each other.", "Name one of the two."
+            )
+        self._check_limits(_LIMITS.keys() - PART_KEYS)
+        if self.ray_address and self.executor != "ray":
+            raise UsageError(
+                f"--ray-address {self.ray_address}: the executor is {self.executor}.",
+                "Add --executor ray, or leave the address out.",
+            )
+        if self.engine != Config.engine and not self.encodes:
+            raise UsageError(
+                f"--engine {self.engine} and --tokens-column exclude each other: tokens are not encoded, so "
+                "there is no tokenizer to choose.",
+                "Leave one of them out.",
+            )
+        for number, part in enumerate(self.part_configs, 1):
+            with concerning(f"Part {number}" if self.parts else ""):
+                part._check_part()
+
+    def _check_limits(self, names: Collection[str]) -> None:
+        for name in sorted(names):
+            least, most, hint = _LIMITS[name]
+            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            if value is not None and value < least:
+                raise UsageError(f"{flag} {value:,}: must be at least {least:,}.")
+            if value is not None and value > most:
+                raise UsageError(f"{flag} {value:,}: must be at most {most:,}.", hint)
+
+    def _check_part(self) -> None:
+        """Raise UsageError for values of PART_KEYS that can't work."""
+        if self.dataset and self.input:
+            raise UsageError("--dataset and --input exclude each other.", "Name one of the two.")
+        for path in (*self.input, *self.val_input):
+            check_path(path)
         for name, what in (("name", "config"), ("split", "split"), ("revision", "revision")):
             value = getattr(self, name)
             if value != getattr(Config, name) and not self.dataset:
@@ -233,28 +304,21 @@ class Config:
                     f"--{name} {value}: it names a {what} of a dataset, and there is no --dataset.",
                     "For FineWeb-Edu: --dataset HuggingFaceFW/fineweb-edu",
                 )
-        if self.val_input and (given := [name for name in VAL_SETTINGS if getattr(self, name) is not None]):
-            raise UsageError(
-                f"--val-input and --{given[0].replace('_', '-')} exclude each other.", "Name one of the two."
-            )
-        for name, (least, most, hint) in _LIMITS.items():
-            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
-            if value is not None and value < least:
-                raise UsageError(f"{flag} {value:,}: must be at least {least:,}.")
-            if value is not None and value > most:
-                raise UsageError(f"{flag} {value:,}: must be at most {most:,}.", hint)
+        self._check_limits(_LIMITS.keys() & PART_KEYS)
         if self.max_document_tokens is not None and self.max_document_tokens < self.min_tokens:
             raise UsageError(
                 f"--max-document-tokens {self.max_document_tokens:,} is below --min-tokens "
                 f"{self.min_tokens:,}: no document could be kept.",
                 "Raise it, or lower --min-tokens.",
             )
-        if self.ray_address and self.executor != "ray":
+        if self.tokens_column == "":
+            raise UsageError("--tokens-column is empty.", "Name the column, or leave the flag out.")
+        if self.tokens_column is not None and self.text_column != Config.text_column:
             raise UsageError(
-                f"--ray-address {self.ray_address}: the executor is {self.executor}.",
-                "Add --executor ray, or leave the address out.",
+                f"--text-column {self.text_column} and --tokens-column {self.tokens_column} exclude each "
+                "other: a document is either text or tokens.",
+                "Leave one of them out.",
             )
-        self._check_tokens_column()
         if self.where is not None:
             if _is_broken(self.where):
                 raise UsageError("--where holds bytes that are no valid UTF-8.", "Type it again in UTF-8.")
@@ -265,23 +329,6 @@ class Config:
                 "Use blank, line, none, or a string that stands between documents.",
             )
 
-    def _check_tokens_column(self) -> None:
-        if self.tokens_column is None:
-            return
-        if not self.tokens_column:
-            raise UsageError("--tokens-column is empty.", "Name the column, or leave the flag out.")
-        for name, why in (
-            ("text_column", "a document is either text or tokens"),
-            ("engine", "tokens are not encoded, so there is no tokenizer to choose"),
-        ):
-            value = getattr(self, name)
-            if value != getattr(Config, name):
-                flag = f"--{name.replace('_', '-')} {value}"
-                raise UsageError(
-                    f"{flag} and --tokens-column {self.tokens_column} exclude each other: {why}.",
-                    "Leave one of them out.",
-                )
-
 
 def _is_broken(text: str) -> bool:
     """Tell whether the shell passed bytes that are no UTF-8: Python shows them as lone surrogates."""
@@ -291,8 +338,29 @@ def _is_broken(text: str) -> bool:
 def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
     """Make the settings: `overrides` that are not None, then those of the TOML file, then the defaults."""
     values = _read_toml(path) if path else {}
-    values |= {name: value for name, value in overrides.items() if value is not None}
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if given.keys() & {"dataset", "input", "parts"}:
+        values.pop("parts", None)  # another input than the file's
+    values |= given
+    # A list of one is no list; lists of one for each part are parts.
+    lists = {
+        field.name: values.pop(field.name)
+        for field in dataclasses.fields(Config)
+        if field.metadata["one_per_part"] and isinstance(values.get(field.name), (list, tuple))
+    }
+    values |= {name: items[0] for name, items in lists.items() if len(items) == 1}
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    if lists := {name: items for name, items in lists.items() if len(items) > 1}:
+        if values.get("parts"):
+            raise UsageError(
+                f"Several --{next(iter(lists))} and --part exclude each other.",
+                "Name every part of the input by --part.",
+            )
+        if len({*map(len, lists.values())}) > 1:
+            counts = " and ".join(f"{len(items)} --{name}" for name, items in lists.items())
+            raise UsageError(f"There are {counts}.", "Give one of each for every part, or one for all.")
+        rows = zip(*lists.values(), strict=True)
+        values["parts"] = tuple(dict(zip(lists, row, strict=True)) for row in rows)
     return Config(**values)
 
 
@@ -316,19 +384,51 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {error.strerror}.", "Check the file and its permissions.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}.", "Correct the line it names.") from error
+    return dict(_from_table(str(path), data))
+
+
+def _from_table(where: str, data: Mapping[str, Any], *, of_part: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a TOML file, or of one table of its parts."""
     fields = {field.name: field for field in dataclasses.fields(Config)}
-    values = {}
+    known = {name: field for name, field in fields.items() if not of_part or name in PART_KEYS}
     for key, value in data.items():
-        field = fields.get(key.replace("-", "_"))
+        field = known.get(key.replace("-", "_"))
+        if field is None and key.replace("-", "_") in fields:
+            raise UsageError(
+                f"{where}: {key} is the same for all parts.", f"A part may have {', '.join(PART_KEYS)}."
+            )
         if field is None:
             hint = "The keys are the flags that `fineweb-shards build --help` lists."
-            raise UsageError(f"{path}: unknown key {key!r}.", suggest(key, fields, hint))
-        values[field.name] = _from_toml(path, field, value)
-    return values
+            raise UsageError(f"{where}: unknown key {key!r}.", suggest(key, known, hint))
+        if field.name == "parts":
+            if not isinstance(value, list) or not all(isinstance(one, dict) for one in value) or not value:
+                raise UsageError(f"{where}: parts must be tables.", "Write each below a line [[parts]].")
+            tables = enumerate(value, 1)
+            made = (dict(_from_table(f"{where}: part {n}", one, of_part=True)) for n, one in tables)
+            yield field.name, tuple(made)
+        else:
+            yield field.name, _from_toml(where, field, value, of_part=of_part)
 
 
-def _from_toml(path: Path, field: dataclasses.Field[Any], value: Any) -> Any:
-    if isinstance(field.default, tuple):
+def parse_part(text: str) -> dict[str, Any]:
+    """Parse the value of --part, `dataset=ORG/NAME where='score > 3'`, which is quoted as in a shell."""
+    values: dict[str, Any] = {}
+    for word in shlex.split(text):
+        key, equals, value = word.partition("=")
+        if not key or not equals:
+            raise ValueError(f"{word!r} is no setting such as dataset=ORG/NAME")
+        if key.replace("-", "_") in ("input", "val_input"):  # repeatable
+            values.setdefault(key, []).append(value)
+        else:
+            values[key] = value
+    if not values:
+        raise ValueError("a part needs at least dataset=ORG/NAME or input=PATH")
+    return dict(_from_table("--part", values, of_part=True))
+
+
+def _from_toml(path: str, field: dataclasses.Field[Any], value: Any, *, of_part: bool) -> Any:
+    several = field.metadata["one_per_part"] and isinstance(value, list) and not of_part
+    if isinstance(field.default, tuple) or several:
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
             raise UsageError(f"{path}: {field.name} = {value!r}: must be a string or a list of strings.")

@@ -22,6 +22,7 @@ from fineweb_shards.formats.text_samples import given_separators
 from fineweb_shards.run.job import Job
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import InputFile
+from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.system.terminal import safe_text
 from fineweb_shards.texts import Texts, TokenLists
 from fineweb_shards.tokenizers.base import Engine
@@ -67,9 +68,12 @@ class MeasuredSample:
 
 @dataclass
 class InputSample:
-    """Some texts, and the totals over all that was read. With --tokens-column there are tokens instead."""
+    """Some texts of a part of the input, and the totals over all that was read. With --tokens-column there
+    are tokens instead."""
 
     job: Job
+    part: Source
+    limits: LengthLimits
     texts: list[str] = field(default_factory=list)  # documents, or pieces of long ones
     first_documents: list[str] = field(default_factory=list)  # the beginnings of the first ones
     token_counts: list[int] = field(default_factory=list)  # of each document that is tokens already
@@ -87,8 +91,8 @@ class InputSample:
         """Return name and text of the lines that show how text files, also those that are not in the sample,
         are split into documents, with a warning if these are very short; nothing if there are no text
         files."""
-        texts = [file for file in self.job.source.files if file.format == TEXT]
-        separators = sorted(self.separators.union(given_separators(texts, self.job.config.separator)))
+        texts = [file for file in self.part.files if file.format == TEXT]
+        separators = sorted(self.separators.union(given_separators(texts, self.part.settings.separator)))
         if not separators:
             return []
         average = self.separated_bytes / max(1, self.separated_documents)
@@ -110,8 +114,9 @@ class InputSample:
             ]
         return rows
 
-    def read_file(self, source: Source, file: InputFile, position: int, limit_bytes: int) -> None:
+    def read_file(self, file: InputFile, position: int, limit_bytes: int) -> None:
         """Add the documents of a file from `position` on, up to about `limit_bytes` of text."""
+        source = self.part
         enough = self.content_bytes + limit_bytes
         most_read = self.read_bytes + _LOOKED_AT_TIMES * limit_bytes
         batches = source.reader_of(file).sample_batches(file, position, limit_bytes)
@@ -173,11 +178,11 @@ class InputSample:
     def _measure(self, seconds: float) -> MeasuredSample:
         """Encode the sample, or as much of it as `seconds` allow (a little if that is 0); of documents that
         are tokens already, count these."""
-        job, limits = self.job, self.job.length_limits
+        job = self.job
         lengths, text_bytes, speed = self.token_counts, self.content_bytes, math.inf
-        if job.engine is not None:
+        if job.engine is not None and self.part.settings.tokens_column is None:
             lengths, text_bytes, speed = _encode(job.engine(job.vocabulary), self.texts, seconds)
-        kept = [length for length in lengths if limits.judge(length, ended=True) == "kept"]
+        kept = [length for length in lengths if self.limits.judge(length, ended=True) == "kept"]
         return MeasuredSample(
             documents=len(lengths),
             tokens=sum(lengths) + len(lengths),
@@ -210,25 +215,28 @@ def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int]
     return lengths, text_bytes, (tokens - middle[1]) / elapsed if elapsed > 0 else 0.0
 
 
-def take_sample(job: Job, limit_bytes: int, start: Cursor, *, download: bool = True) -> InputSample:
-    """Read the beginning of some files that are evenly spread over all of them. Without `download`, those
-    that would have to be downloaded first are left out."""
-    files = [file for file in job.source.files[start.file :] if not (file.is_pipe or file.problem)]
+def take_sample(
+    job: Job, number: int, limit_bytes: int, start: Cursor, *, download: bool = True
+) -> InputSample:
+    """Read the beginning of some files of a part that are evenly spread over all of them. Without `download`,
+    those that would have to be downloaded first are left out."""
+    part = job.source.parts[number]
+    files = [file for file in part.files[start.file :] if not (file.is_pipe or file.problem)]
     if not download:
         files = [file for file in files if not file.is_missing]
     average_bytes = sum(file.size_bytes for file in files) // max(1, len(files)) + 1
     wanted = _LOOKED_AT_BYTES // min(average_bytes, _LARGE_FILE_BYTES)
-    most = 1 if job.is_remote else min(max(wanted, _LEAST_SAMPLE_FILES), _SAMPLE_FILES)
+    most = 1 if part.costs_requests else min(max(wanted, _LEAST_SAMPLE_FILES), _SAMPLE_FILES)
     chosen = files[:: max(1, len(files) // most)][:most]
-    sample = InputSample(job)
+    sample = InputSample(job, part, job.length_limits[number])
     begin = time.monotonic()
     for file in chosen:
         position = start.position if file.index == start.file else 0
         try:
-            sample.read_file(job.source.only, file, position, limit_bytes // len(chosen))
+            sample.read_file(file, position, limit_bytes // len(chosen))
         except BadFileError:
             # With --max-tokens the run may end before this file; without, it would stop at it in any case.
-            if not job.source.only.settings.skip_bad and job.config.max_tokens is None:
+            if not part.settings.skip_bad and job.config.max_tokens is None:
                 raise
     sample.read_seconds = time.monotonic() - begin
     return sample

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import fineweb_shards
-from fineweb_shards.errors import ChangedError, UsageError
+from fineweb_shards.errors import ChangedError, UsageError, concerning
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.formats.registry import FORMATS
@@ -95,17 +95,20 @@ class Job:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the input comes over the network, so that every look at it takes requests."""
-        return self.source.is_remote or any(part.settings.hub is not None for part in self.source.parts)
+        """Whether the input comes over the network."""
+        return any(part.costs_requests for part in self.source.parts)
 
     @property
-    def length_limits(self) -> LengthLimits:
-        return LengthLimits(self.config.min_tokens, self.config.max_document_tokens)
+    def length_limits(self) -> tuple[LengthLimits, ...]:
+        """The limits of each part."""
+        return tuple(
+            LengthLimits(one.min_tokens, one.max_document_tokens) for one in self.config.part_configs
+        )
 
     @property
     def engine(self) -> type[Engine] | None:
         """The engine that encodes; None if the input is tokens already."""
-        if self.config.tokens_column is not None:
+        if not self.config.encodes:
             return None
         assert self.trial is not None, "the engine is tried out before it is used"
         return self.trial.engine
@@ -116,7 +119,7 @@ class Job:
         if not self.definition.data or self.trial is not None:
             return self
         vocabulary, trial = self.definition.save(folder), None
-        if self.config.tokens_column is None:
+        if self.config.encodes:
             special, added = self.definition.special_tokens, self.definition.added_tokens
             trial = try_engines(self.config.engine, vocabulary, special, added)
         return replace(self, output=replace(self.output, vocabulary=vocabulary), trial=trial)
@@ -144,37 +147,20 @@ def make_job(
     resolve_engine(config.engine)  # whether there is such an engine
     uploads = UPLOAD_MEMORY_BYTES if store.is_remote else 0
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes, output.vocabulary, uploads)
-    settings = ReadSettings(
-        text_column=config.text_column,
-        tokens_column=config.tokens_column,
-        separator=config.separator,
-        batch_bytes=config.batch_bytes,
-        skip_bad=config.on_bad_file == "skip",
-        vocabulary=output.vocabulary,
-        where=None if config.where is None else parse_where(config.where),
-        max_outage_seconds=config.max_outage,
-        largest_page_bytes=budget.largest_page_bytes,
-    )
     notes: list[str] = []
-    if config.dataset:
-        source = _open_hub(config, settings, store, begun, observer)
-    else:
-        source = _open_files(config, settings, output, begun, notes, observer)
-    if config.val_input:
-        val_files = sum(file.for_validation for file in source.files)
+    parts: list[Source] = []
+    own = config.part_configs
+    recorded = begun.parts if begun and len(begun.parts) == len(own) else [None] * len(own)
+    for number, (part, before) in enumerate(zip(own, recorded, strict=True), bool(config.parts)):
+        with concerning(f"Part {number}" if number else ""):
+            parts.append(_open_part(part, number, output, budget, begun, before, notes, observer))
+    val_files = tuple(part.val_files for part in parts)
+    if any(val_files):
         output = replace(output, split_rule=SplitRule(val_files=val_files))
-    _refuse_files_without_columns(config, source)
-    if config.separator == AUTO:
-        if begun is not None and holds_shards(store, begun):  # keeps what it was begun with
-            files = recorded_separators(source.files, begun.files)
-        else:
-            files, note = settle_separators(source.files)
-            notes += [note] if note else []
-        source = replace(source, files=files)
     trial = None
-    if not definition.data and config.tokens_column is None:
+    if not definition.data and config.encodes:
         trial = try_engines(config.engine, definition.vocabulary)
-    return Job(config, output, definition, Parts((source,)), budget, trial, tuple(notes))
+    return Job(config, output, definition, Parts(tuple(parts)), budget, trial, tuple(notes))
 
 
 def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> OutputSpec:
@@ -196,7 +182,7 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
             f"Choose at most {most_tokens:,}.",
         )
     default = layout.default_split_rule(shard_tokens)
-    split_rule = make_split_rule(config.fingerprint(), 0, default)
+    split_rule = make_split_rule(config.fingerprint(), (), default)
     return OutputSpec(store, layout, vocabulary, shard_tokens, split_rule, drop, config.gpus)
 
 
@@ -204,10 +190,14 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
     """Return the folder's manifest, checked against this job, or a new one, without versions yet. If no shard
     is finished, other settings are no error: the manifest starts anew."""
     config, store, manifest = job.config, job.output.store, load_manifest(job.folder)
-    settings, own = divide_settings(config.fingerprint())
+    settings, _ = divide_settings(config.fingerprint())
     parts = tuple(
-        InputPart(own, files_to_json(part.files), part.settings.hub.commit if part.settings.hub else None)
-        for part in job.source.parts
+        InputPart(
+            divide_settings(own.fingerprint())[1],
+            files_to_json(part.files),
+            part.settings.hub.commit if part.settings.hub else None,
+        )
+        for own, part in zip(config.part_configs, job.source.parts, strict=True)
     )
     new = Manifest(settings, parts, {}, vocabulary=job.vocabulary, index=config.index)
     if manifest is None:
@@ -216,8 +206,9 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
     try:
         settings = {**settings, "max_tokens": manifest.settings["max_tokens"]}  # see `move_limit`
         check_settings(manifest, replace(new, settings=settings), Config().fingerprint())
-        for part, recorded in zip(job.source.parts, manifest.parts, strict=True):
-            check_same_files(part.files, recorded.files, same_source=same_source)
+        for number, (part, recorded) in enumerate(zip(job.source.parts, manifest.parts, strict=True), 1):
+            with concerning(f"Part {number} ({recorded.label})" if config.parts else ""):
+                check_same_files(part.files, recorded.files, same_source=same_source)
         check_batch_bytes(manifest.quarantined, config.batch_bytes)
     except ChangedError:
         if holds_shards(store, manifest):
@@ -253,6 +244,45 @@ def find_earlier_outputs(open_bucket: OpenBucket) -> Callable[[str], bool]:
         return _OURS.fullmatch(name) is not None and is_ours(folder)
 
     return is_earlier_output
+
+
+def _open_part(
+    config: Config,
+    number: int,
+    output: OutputSpec,
+    budget: Budget,
+    begun: Manifest | None,
+    recorded: InputPart | None,
+    notes: list[str],
+    observer: Observer,
+) -> Source:
+    """Return a part of the input, of which `config` has the settings, and `recorded` is what the manifest
+    `begun` has; its `number` is 0 if there are no others."""
+    settings = ReadSettings(
+        text_column=config.text_column,
+        tokens_column=config.tokens_column,
+        separator=config.separator,
+        batch_bytes=config.batch_bytes,
+        skip_bad=config.on_bad_file == "skip",
+        vocabulary=output.vocabulary,
+        where=None if config.where is None else parse_where(config.where),
+        max_outage_seconds=config.max_outage,
+        largest_page_bytes=budget.largest_page_bytes,
+    )
+    has_shards = begun is not None and holds_shards(output.store, begun)
+    if config.dataset:
+        source = _open_hub(config, number, settings, output.store, recorded, observer, has_shards=has_shards)
+    else:
+        source = _open_files(config, settings, output, begun, notes, observer)
+    _refuse_files_without_columns(config, source)
+    if config.separator == AUTO:
+        if recorded is not None and has_shards:  # keeps what it was begun with
+            files = recorded_separators(source.files, recorded.files)
+        else:
+            files, note = settle_separators(source.files)
+            notes += [note] if note else []
+        source = replace(source, files=files)
+    return source
 
 
 def _open_files(
@@ -300,16 +330,23 @@ def _refuse_files_without_columns(config: Config, source: Source) -> None:
 
 
 def _open_hub(
-    config: Config, settings: ReadSettings, store: Store, begun: Manifest | None, observer: Observer
+    config: Config,
+    number: int,
+    settings: ReadSettings,
+    store: Store,
+    recorded: InputPart | None,
+    observer: Observer,
+    *,
+    has_shards: bool,
 ) -> Source:
     check_addresses()
     quiet_clients()  # both must be called before the clients are imported, for the listing or the formats
     work_folder = store.folder / WORK_FOLDER
-    listing = _recorded_listing(config, begun)
+    listing = _recorded_listing(config, recorded)
     if listing is None:
         from fineweb_shards.sources.hub_listing import list_dataset
 
-        revision = pinned_commit(config, store, begun) or config.revision
+        revision = pinned_commit(config, recorded, has_shards=has_shards) or config.revision
         retrier = Retrier(config.max_outage, observer)
         listing = list_dataset(config.dataset, config.name, config.split, revision, retrier, work_folder)
         listing = listing.with_validation(config.val_input)
@@ -321,28 +358,29 @@ def _open_hub(
         work_folder=str(work_folder),
         keep_downloads=config.keep_downloads,
     )
-    files = listing.input_files(work_folder / DOWNLOAD_FOLDER, download=config.download)
+    # Files of two datasets may have the same name.
+    folder = work_folder / DOWNLOAD_FOLDER / (str(number) if number else "")
+    files = listing.input_files(folder, download=config.download)
     return open_source(files, replace(settings, hub=hub), observer)
 
 
-def _recorded_listing(config: Config, begun: Manifest | None) -> Listing | None:
-    """Return the files in the output folder's manifest; None if it has none, or if others are asked for."""
-    if begun is None or begun.parts[0].commit is None or not begun.files:
+def _recorded_listing(config: Config, recorded: InputPart | None) -> Listing | None:
+    """Return the files that the manifest has of a part; None if it has none, or if others are asked for."""
+    if recorded is None or recorded.commit is None or not recorded.files:
         return None
-    if not _are_same(config, begun, "dataset", "name", "split", "revision"):
+    if not _are_same(config, recorded, "dataset", "name", "split", "revision"):
         return None
-    listing = Listing.from_manifest(config.dataset, begun.parts[0].commit, begun.files)
+    listing = Listing.from_manifest(config.dataset, recorded.commit, recorded.files)
     return listing if listing == listing.with_validation(config.val_input) else None
 
 
-def pinned_commit(config: Config, store: Store, begun: Manifest | None) -> str | None:
-    """Return the dataset's commit in the output folder's manifest; None if it has none, or if no shard is
-    finished and another dataset or revision is asked for."""
-    if begun is None:
+def pinned_commit(config: Config, recorded: InputPart | None, *, has_shards: bool) -> str | None:
+    """Return the dataset's commit in the manifest; None if it has none, or if no shard is finished and
+    another dataset or revision is asked for."""
+    if recorded is None:
         return None
-    same = _are_same(config, begun, "dataset", "revision")
-    return begun.parts[0].commit if same or holds_shards(store, begun) else None
+    return recorded.commit if has_shards or _are_same(config, recorded, "dataset", "revision") else None
 
 
-def _are_same(config: Config, begun: Manifest, *names: str) -> bool:
-    return all(begun.parts[0].settings.get(name) == getattr(config, name) for name in names)
+def _are_same(config: Config, recorded: InputPart, *names: str) -> bool:
+    return all(recorded.settings.get(name) == getattr(config, name) for name in names)

@@ -10,7 +10,9 @@ The plan's text here is the short one, for the beginning of a build; `plan` show
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -49,12 +51,25 @@ _MOST_TOKENS_PER_BYTE = 3  # an invalid byte becomes U+FFFD, whose three bytes m
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The size of the stream. `exact`: the tokens were counted, not estimated."""
+    """The size of the stream, or of a part of the input. `exact`: the tokens were counted, not estimated."""
 
     documents: int | None
     tokens: int | None  # EOT included
     exact: bool
     batches: int = 0  # that workers will be given; an estimate unless all footers were read
+    documents_exact: bool = False
+
+    def __add__(self, other: Extent) -> Extent:
+        def add(one: int | None, two: int | None) -> int | None:
+            return None if one is None or two is None else one + two
+
+        return Extent(
+            add(self.documents, other.documents),
+            add(self.tokens, other.tokens),
+            self.exact and other.exact,
+            self.batches + other.batches,
+            self.documents_exact and other.documents_exact,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +78,7 @@ class Plan:
 
     job: Job
     extent: Extent
+    part_extents: tuple[Extent, ...]  # without --max-tokens
     separator_rows: list[tuple[str, str]]  # to show how text files, if there are any, are split
     first_documents: list[str]
     tokens_per_second: float | None  # of all workers, by a trial on this machine
@@ -107,31 +123,44 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_token
     """
     with contextlib.closing(job.source.reopened()) as source:
         opened, limit = replace(job, source=source), job.config.max_tokens
-        (first,) = start or source.starts  # of the only part, as long as there is no plan for several
-        sampled_from = first if job.is_remote else _BEGINNING
-        # A small sample is for the estimates: those of `plan` and of `build` must not differ. A large one, of
-        # which as much is encoded as there is time for, is for the speed.
-        sample = take_sample(opened, QUICK_SAMPLE_BYTES, sampled_from, download=not trial_seconds)
-        extent = _measure_extent(sample, first, every_footer=trial_seconds > 0)
+        extents: list[Extent] = []
+        separator_rows: list[tuple[str, str]] = []
+        first_documents: list[str] = []
+        seconds: float | None = 0.0  # that one worker would take for everything
+        before = 0
+        for number, (part, first) in enumerate(zip(source.parts, start or source.starts, strict=True)):
+            sampled_from = first if part.costs_requests else _BEGINNING
+            # A small sample is for the estimates: those of `plan` and of `build` must not differ. A large
+            # one, of which as much is encoded as there is time for, is for the speed.
+            sample = take_sample(opened, number, QUICK_SAMPLE_BYTES, sampled_from, download=not trial_seconds)
+            extents.append(_measure_extent(sample, first, every_footer=trial_seconds > 0))
+            separator_rows += sample.separator_rows()
+            before += sum(file.size_bytes for file in part.files[: first.file])
+            if trial_seconds:
+                large = take_sample(
+                    opened, number, _SAMPLE_BYTES // len(source.parts), sampled_from, download=False
+                )
+                speed = large.tokens_per_second(trial_seconds / len(source.parts))
+                first_documents += large.show_documents()
+                tokens = extents[-1].tokens
+                seconds = seconds + tokens / speed if speed and tokens and seconds is not None else None
+        extent = functools.reduce(operator.add, extents)
         limited = extent
+        if limit is not None:
+            limited = replace(limited, documents_exact=False)
         if limit is not None and extent.tokens is not None and extent.tokens > limit:
             documents = None if extent.documents is None else round(extent.documents * limit / extent.tokens)
-            limited = replace(extent, documents=documents, tokens=limit)
-        before = sum(file.size_bytes for file in source.files[: first.file])
-        passed = source.only.share_before(first) or before / max(1, source.size_bytes)
+            limited = replace(limited, documents=documents, tokens=limit)
+        passed = source.share_before(start or source.starts) or before / max(1, source.size_bytes)
         read_share = limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0
-        speed: float | None = None
-        first_documents: list[str] = []
-        if trial_seconds:
-            large = take_sample(opened, _SAMPLE_BYTES, sampled_from, download=False)
-            alone, first_documents = large.tokens_per_second(trial_seconds), large.show_documents()
-            speed = alone * job.budget.workers * _PARALLEL_EFFICIENCY if alone else None
+        alone = extent.tokens / seconds if extent.tokens and seconds else None
         return Plan(
             job,
             limited,
-            sample.separator_rows(),
+            tuple(extents),
+            separator_rows,
             first_documents,
-            speed,
+            alone * job.budget.workers * _PARALLEL_EFFICIENCY if alone else None,
             free_disk_bytes(job.folder),
             max(0.0, read_share - passed),
             done_tokens,
@@ -178,12 +207,18 @@ def split_error(plan: Plan) -> NoTrainingError | None:
 
 
 def _measure_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -> Extent:
-    job = sample.job
-    files = tuple(file for file in job.source.files if file.problem is None)
+    """Count or estimate the documents and tokens of a part of the input."""
+    job, part = sample.job, sample.part
+    files = tuple(file for file in part.files if file.problem is None)
     if any(file.is_pipe for file in files) or (every_footer and any(file.is_missing for file in files)):
         return Extent(None, None, exact=False)  # `plan` downloads nothing
-    if all(isinstance(job.source.only.reader_of(file), ParquetFormat) for file in files):
+    if all(isinstance(part.reader_of(file), ParquetFormat) for file in files):
         seen = _parquet_extent(sample, start, every_footer=every_footer)
+        is_counted = len(files) <= REMOTE_FOOTERS or not part.costs_requests
+        if part.settings.where is not None or sample.limits:
+            is_counted = seen.exact
+        # A row of ids may hold several documents.
+        seen = replace(seen, documents_exact=is_counted and part.settings.tokens_column is None)
         if seen.exact or not every_footer:
             return seen
         # What is not known exactly is estimated as `build` does it; the footers have told the documents.
@@ -197,14 +232,14 @@ def _measure_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -
     chosen = [file for file in chosen if not file.is_remote] or chosen[:REMOTE_FOOTERS]
     packed = unpacked = 0.0
     for file in chosen:
-        expansion = expansion_of(file, job.source.only.reader_of(file).place)
+        expansion = expansion_of(file, part.reader_of(file).place)
         packed, unpacked = packed + file.size_bytes, unpacked + file.size_bytes * expansion
     total_bytes = unpacked / max(1, packed) * sum(file.size_bytes for file in files)
     scale = total_bytes / sample.read_bytes
     texts = [file for file in files if file.format == TEXT and file.size_bytes]
     # A document may be longer than the sample of its file, which then has none that ends.
     documents = max(len(texts), round(sample.documents * scale))
-    if job.config.separator == "none" and len(texts) == len(files):
+    if part.settings.separator == "none" and len(texts) == len(files):
         documents = len(files)
     # The sample keeps only a part of what was read, and the trial may have encoded only a part of that.
     sampled_tokens = (measured.tokens - measured.documents) * (sample.content_bytes / measured.text_bytes)
@@ -215,26 +250,25 @@ def _measure_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -
 
 def _parquet_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -> Extent:
     """Count documents by the footers, and tokens by `token_count`; estimate tokens if a file lacks it."""
-    job = sample.job
-    files = tuple(file for file in job.source.files if file.problem is None)
+    part, limits = sample.part, sample.limits
+    files = tuple(file for file in part.files if file.problem is None)
     most = len(files) if every_footer else _FOOTERS_AT_ONCE
     chosen = files[:most]
-    if job.is_remote:
+    if part.costs_requests:
         chosen = files[start.file :][: REMOTE_FOOTERS if every_footer else 1] or files[-1:]
-    limits = job.length_limits
     rows = documents = text_bytes = counted = batches = 0
     all_counted = True
     for file in chosen:
-        parquet = job.source.only.reader_of(file)
+        parquet = part.reader_of(file)
         assert isinstance(parquet, ParquetFormat)
         try:
             footer = parquet.footer(file)
             few = len(footer.group_rows) <= _CHEAP_ROW_GROUPS and parquet.row_filter is None
-            cheap = not job.is_remote or (every_footer and few)
+            cheap = not part.costs_requests or (every_footer and few)
             stated = parquet.stated_extent(file, limits.least_tokens, limits.most_tokens) if cheap else None
             batches += sum(1 for _ in parquet.batches(file, 0, False))
         except BadFileError:
-            if not job.source.only.settings.skip_bad:
+            if not part.settings.skip_bad:
                 raise
             continue
         rows += sum(footer.group_rows)
@@ -245,17 +279,17 @@ def _parquet_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -
             documents += stated.documents
             counted += stated.tokens
     scale = sum(file.size_bytes for file in files) / max(1, sum(file.size_bytes for file in chosen))
-    parts = round(batches * scale)
+    batches = round(batches * scale)
     if all_counted:
         tokens = round((counted + documents) * scale)
-        return Extent(round(documents * scale), tokens, chosen == files, parts)
+        return Extent(round(documents * scale), tokens, chosen == files, batches)
     measured = sample.measured
     per_byte = (measured.tokens - measured.documents) / max(1, measured.text_bytes)
-    if job.source.only.settings.where is not None:  # what is kept may be longer or shorter than the others
+    if part.settings.where is not None:  # what is kept may be longer or shorter than the others
         rows = round(rows * sample.documents / max(1, sample.seen_documents))
         text_bytes = round(rows * sample.content_bytes / max(1, sample.documents))
     tokens = round((rows + text_bytes * per_byte) * scale)
-    return _within_limits(Extent(round(rows * scale), tokens, False, parts), measured)
+    return _within_limits(Extent(round(rows * scale), tokens, False, batches), measured)
 
 
 def _within_limits(extent: Extent, measured: MeasuredSample) -> Extent:
@@ -295,29 +329,39 @@ def short_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    job, config = plan.job, plan.job.config
-    files = [file for file in job.source.files if not file.is_pipe]
-    named = [file for file in job.source.files if file.is_pipe and file.path != STANDARD_INPUT]
-    parts = [f"{show_number_of(len(files), 'file')}, {show_bytes(job.source.size_bytes)}"] if files else []
-    parts += [show_number_of(len(named), "pipe")] if named else []  # whose size is unknown before its end
-    parts += ["standard input"] if len(files) + len(named) < len(job.source.files) else []
-    hub = job.source.only.settings.hub
-    where = f"{hub.dataset} {hub.name} at {hub.commit[:10]}: " if hub else ""
+    job, source = plan.job, plan.job.source
     fetch = ""
     if job.is_remote:
-        whole = plan.bytes_to_fetch == job.source.size_bytes
+        whole = plan.bytes_to_fetch == source.size_bytes
         fetch = " to fetch" if whole else f", about {show_bytes(plan.bytes_to_fetch)} of it to fetch"
         fetch += f", {show_bytes(plan.fetched_bytes)} fetched for this plan" if plan.fetched_bytes else ""
-    kinds = ", ".join(sorted({file.format for file in job.source.files}))
-    yield "input", f"{where}{', and '.join(parts) or 'no file'}{fetch} ({kinds})"
+    several = len(source.parts) > 1
+    if several:
+        total = f"{show_number_of(len(source.files), 'file')}, {show_bytes(source.size_bytes)}"
+        yield "input", f"{len(source.parts)} parts, one after the other: {total}{fetch}"
+    for number, (part, config) in enumerate(zip(source.parts, job.config.part_configs, strict=True), 1):
+        files = [file for file in part.files if not file.is_pipe]
+        named = [file for file in part.files if file.is_pipe and file.path != STANDARD_INPUT]
+        counts = [f"{show_number_of(len(files), 'file')}, {show_bytes(part.size_bytes)}"] if files else []
+        counts += [show_number_of(len(named), "pipe")] if named else []  # whose size is unknown
+        counts += ["standard input"] if len(files) + len(named) < len(part.files) else []
+        hub = part.settings.hub
+        where = f"{' '.join(filter(None, (hub.dataset, hub.name)))} at {hub.commit[:10]}: " if hub else ""
+        kinds = ", ".join(sorted({file.format for file in part.files}))
+        shown = f"{where}{', and '.join(counts) or 'no file'}{'' if several else fetch} ({kinds})"
+        if several:
+            extent = plan.part_extents[number - 1]
+            shown += f", {show_estimate(extent.tokens, exact=extent.exact)} tokens" if extent.tokens else ""
+        yield f"part {number}" if several else "input", shown
+        if config.where:
+            yield "kept", f"documents with {config.where}"
+        limits = [f"at least {config.min_tokens:,}"] if config.min_tokens else []
+        most = config.max_document_tokens
+        limits += [f"at most {most:,}"] if most is not None else []
+        if limits:
+            yield "kept", f"documents of {' and '.join(limits)} tokens"
     for note in job.notes:
         yield "note", note
-    if config.where:
-        yield "kept", f"documents with {config.where}"
-    limits = [f"at least {config.min_tokens:,}"] if config.min_tokens else []
-    limits += [f"at most {config.max_document_tokens:,}"] if config.max_document_tokens is not None else []
-    if limits:
-        yield "kept", f"documents of {' and '.join(limits)} tokens"
 
 
 def _tokenizer_rows(job: Job) -> Iterator[tuple[str, str]]:

@@ -49,13 +49,13 @@ class Source:
     settings: ReadSettings
     readers: dict[tuple[str, str], Format] = field(repr=False)  # by place and format
 
-    def batches(self, start: Cursor) -> Iterator[Batch]:
-        """Yield all batches from the cursor on, over all files; of small files, several in one.
+    def batches(self, start: Cursor, end_file: int | None = None) -> Iterator[Batch]:
+        """Yield all batches from the cursor on, up to a file or to the end; of small files, several in one.
 
         Which ones depends on where it begins, but not if it begins with a batch of an earlier run, as every
         cursor in a manifest does: so a resume ends with the same cursors.
         """
-        for kind, files in groupby(self.files[start.file :], self._joined_kind):
+        for kind, files in groupby(self.files[start.file : end_file], self._joined_kind):
             batches = chain.from_iterable(self._batches_or_problem(file, start) for file in files)
             yield from batches if kind is None else _join_small(batches, self.settings.batch_bytes)
 
@@ -187,9 +187,19 @@ class Source:
         return sum(file.size_bytes for file in self.files)
 
     @property
+    def val_files(self) -> int:
+        """How many files, the first ones, are for validation only."""
+        return sum(file.for_validation for file in self.files)
+
+    @property
     def is_remote(self) -> bool:
         """Whether workers fetch batches over the network."""
         return any(file.is_remote for file in self.files)
+
+    @property
+    def costs_requests(self) -> bool:
+        """Whether every look at it takes requests: it comes over the network, or is downloaded."""
+        return self.is_remote or self.settings.hub is not None
 
     @property
     def bytes_by_value(self) -> float:
@@ -246,6 +256,13 @@ def _is_doubtful(chunk: TextChunk, batch: Batch) -> bool:
     return bool(chunk.counts.bad_parts or chunk.counts.replaced_characters) or ends_early
 
 
+def _numbered(batches: Iterator[Batch], part: int) -> Iterator[Batch]:
+    """Yield batches with the number of their part."""
+    for batch in batches:
+        members = tuple(replace(one, part=part) for one in batch.members)
+        yield replace(batch, part=part, members=members) if part else batch
+
+
 @dataclass(frozen=True)
 class Parts:
     """The parts of the input, in order. Exists in the parent and, by pickling, in every worker."""
@@ -258,7 +275,7 @@ class Parts:
 
     @property
     def only(self) -> Source:
-        """The only part, for code that knows no others yet, such as the plan's."""
+        """The part of an input that has one."""
         (part,) = self.parts
         return part
 
@@ -291,11 +308,15 @@ class Parts:
         return self.of(batch).files[batch.file]
 
     def batches(self, starts: Cursors) -> Iterator[Batch]:
-        """Yield all batches from the cursors on, one part after the other."""
-        for number, (part, start) in enumerate(zip(self.parts, starts, strict=True)):
-            for batch in part.batches(start):
-                members = tuple(replace(one, part=number) for one in batch.members) if number else ()
-                yield replace(batch, part=number, members=members) if number else batch
+        """Yield all batches from the cursors on: the files for validation of all parts, then the others, one
+        part after the other."""
+        listed = [*enumerate(zip(self.parts, starts, strict=True))]
+        for number, (part, start) in listed:
+            if start.file < part.val_files:
+                yield from _numbered(part.batches(start, part.val_files), number)
+        for number, (part, start) in listed:
+            first = start if start.file >= part.val_files else Cursor(part.val_files, 0)
+            yield from _numbered(part.batches(first), number)
 
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
         return self.of(batch).chunks(batch)

@@ -47,6 +47,7 @@ _FIELDS = (
 # The settings that say where a part of the input comes from and how it is read.
 PART_SETTINGS = (
     "format", "dataset", "name", "split", "revision", "text_column", "tokens_column", "where", "separator",
+    "min_tokens", "max_document_tokens",
 )  # fmt: skip
 _MOST_IDS = 2**31  # the most that a layout's tokens can hold
 # What says what a vocabulary's file is. In a manifest only if it is another one: those of GPT-2 stay as they
@@ -61,6 +62,13 @@ class InputPart:
     settings: dict[str, Any]  # those of PART_SETTINGS
     files: list[dict[str, Any]]
     commit: str | None = None  # of a dataset on the hub: a resume uses the same one
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        if self.settings.get("dataset"):
+            return f"{self.settings['dataset']} {self.settings.get('name') or ''}".strip()
+        return str(self.files[0]["name"]) if len(self.files) == 1 else show_number_of(len(self.files), "file")
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,9 @@ class Manifest:
     @property
     def split_rule(self) -> SplitRule:
         default = self.layout.default_split_rule(self.settings["shard_tokens"])
-        val_files = sum(file.get("for_validation", False) for file in self.files)
+        val_files = tuple(
+            sum(file.get("for_validation", False) for file in part.files) for part in self.parts
+        )
         return make_split_rule(self.settings, val_files, default)
 
     @property

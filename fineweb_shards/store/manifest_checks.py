@@ -49,9 +49,10 @@ def check_files(parts: Sequence[Sequence[Any]]) -> None:
         if get(file, "size_bytes", int) < 0:
             raise ValueError("the size of a file is negative")
         expect("for_validation", file.get("for_validation", False), bool)
-    for_validation = [[file.get("for_validation", False) for file in files] for files in parts]
-    if for_validation[0] != sorted(for_validation[0], reverse=True) or any(map(any, for_validation[1:])):
-        raise ValueError("a file for validation comes after one for training")
+    for files in parts:
+        for_validation = [file.get("for_validation", False) for file in files]
+        if for_validation != sorted(for_validation, reverse=True):
+            raise ValueError("a file for validation comes after one for training")
 
 
 def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_format: ShardFormat) -> None:

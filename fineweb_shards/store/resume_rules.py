@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fineweb_shards.errors import ChangedError
+from fineweb_shards.errors import ChangedError, concerning
 from fineweb_shards.store.cleanup import find_untracked, list_all_names, our_names, refuse_untracked_shards
-from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest import PART_SETTINGS, Manifest
 from fineweb_shards.store.shard_files import OutputFile, list_files
 from fineweb_shards.store.sidecars import have_sidecars, list_finished, with_sidecars
 from fineweb_shards.store.store import Store
@@ -33,15 +33,17 @@ def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any])
     if len(before.parts) != len(now.parts):
         counts = f"{len(before.parts):,} parts when this folder was begun and has {len(now.parts):,} now."
         raise ChangedError(f"The input had {counts}")
-    for old_part, new_part in zip(before.parts, now.parts, strict=True):
+    for number, (old_part, new_part) in enumerate(zip(before.parts, now.parts, strict=True), 1):
         old_settings, new_settings = before.settings | old_part.settings, now.settings | new_part.settings
         for name in sorted(old_settings.keys() | new_settings.keys()):
             default = defaults.get(name)
             old, new = old_settings.get(name, default), new_settings.get(name, default)
             if old != new and name == "exported_from":
                 raise ChangedError("The shards to export are not those with which this folder was begun.")
-            if old != new:
-                raise _changed_error(f"--{name.replace('_', '-')}", old, new)
+            several = len(before.parts) > 1 and name in PART_SETTINGS
+            with concerning(f"Part {number} ({old_part.label})" if several else ""):
+                if old != new:
+                    raise _changed_error(f"--{name.replace('_', '-')}", old, new)
     if before.vocabulary != now.vocabulary:
         raise _changed_error("The vocabulary", before.vocabulary, now.vocabulary)
 

@@ -12,7 +12,7 @@ may be unfinished.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -69,6 +69,9 @@ class _HeldBlock:
     begun: tuple[_Document, ...]  # those of the two that begin in this block
     counts: Counts  # of the documents between them
 
+    def is_known(self, limits: LengthLimits) -> bool:
+        return all(one is None or one.judge(limits) for one in (self.first, self.last))
+
     def finish(self, limits: LengthLimits) -> EncodedBlock:
         """Return the block with the ranges to keep. A document is counted where it begins: a run that starts
         after its beginning would not know how long it is."""
@@ -85,24 +88,26 @@ class _HeldBlock:
 
 
 def leave_out(
-    blocks: Iterable[EncodedBlock], limits: LengthLimits, starts: Cursors, *, eot_first: bool
+    blocks: Iterable[EncodedBlock], limits: Sequence[LengthLimits], starts: Cursors, *, eot_first: bool
 ) -> Iterator[EncodedBlock]:
-    """Yield the blocks from `starts` on, each as soon as it is known which of its tokens are kept."""
+    """Yield the blocks from `starts` on, each as soon as it is known which of its tokens are kept. Each part
+    has its own `limits`."""
     currents = [_Document(in_shards=True) if start.starts_mid_document else None for start in starts]
     held: deque[_HeldBlock] = deque()
     for block in blocks:
-        held.append(_divide(block, limits, currents[block.part], eot_first=eot_first))
+        held.append(_divide(block, limits[block.part], currents[block.part], eot_first=eot_first))
         current = held[-1].last
         if current is not None and eot_first and not block.ends_mid_document:
             current.ended, current = True, None  # else only the next EOT would tell
         currents[block.part] = current
-        while held and all(one is None or one.judge(limits) for one in (held[0].first, held[0].last)):
-            yield held.popleft().finish(limits)
+        while held and held[0].is_known(limits[held[0].block.part]):
+            first = held.popleft()
+            yield first.finish(limits[first.block.part])
     for current in currents:
         if current is not None:
             current.ended = True
     for one in held:
-        yield one.finish(limits)
+        yield one.finish(limits[one.block.part])
 
 
 def _divide(

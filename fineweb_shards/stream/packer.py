@@ -212,7 +212,7 @@ class Packer:
         not begin in it. For rules by which validation is the beginning of the stream."""
         rule = self._split_rule
         if rule.val_files:
-            return kept.tokens if block.part == 0 and block.start.file < rule.val_files else start
+            return kept.tokens if block.start.file < rule.val_files[block.part] else start
         if not rule.val_documents:
             return min(kept.tokens, start + max(0, rule.val_tokens - self._tokens["val"]))
         # The EOT between the two splits: the first of training, or the last of validation.

@@ -28,13 +28,13 @@ _MOST_DECIMALS = 9  # document numbers times the ratio's numerator must fit into
 @dataclass(frozen=True, slots=True)
 class SplitRule:
     """What is for validation: the first N tokens, the first N documents, the documents of the first N files
-    (of the first part of the input), `val_ratio` of the documents, or nothing. Only one of them is not 0."""
+    of each part of the input, `val_ratio` of the documents, or nothing. Only one of them is set."""
 
     val_tokens: int = 0
     val_ratio: Fraction = Fraction(0)
     seed: int = 0
     val_documents: int = 0
-    val_files: int = 0
+    val_files: tuple[int, ...] = ()
 
     @property
     def is_in_order(self) -> bool:
@@ -51,7 +51,7 @@ class SplitRule:
         if self.val_ratio:
             return f"{float(self.val_ratio):g} of the documents (seed {self.seed})"
         if self.val_files:
-            return f"the documents of {show_number_of(self.val_files, 'file')}"
+            return f"the documents of {show_number_of(sum(self.val_files), 'file')}"
         if self.val_documents:
             return f"the first {show_number_of(self.val_documents, 'document')}"
         return f"the first {show_number_of(self.val_tokens, 'token')}" if self.val_tokens else "nothing"
@@ -92,9 +92,9 @@ class SplitRule:
         return np.stack([boundaries[numbers], boundaries[numbers + 1]], axis=1)
 
 
-def make_split_rule(settings: Mapping[str, Any], val_files: int, default: SplitRule) -> SplitRule:
-    """Return the split rule that the settings ask for; else the first `val_files` files or, if there are none
-    for validation, the layout's `default`."""
+def make_split_rule(settings: Mapping[str, Any], val_files: tuple[int, ...], default: SplitRule) -> SplitRule:
+    """Return the split rule that the settings ask for; else the first `val_files` files of the parts or, if
+    there are none for validation, the layout's `default`."""
     given = {name: settings[name] for name in VAL_SETTINGS if settings.get(name) is not None}
     if len(given) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in [*given][:2])
@@ -109,7 +109,7 @@ def make_split_rule(settings: Mapping[str, Any], val_files: int, default: SplitR
         return SplitRule(val_ratio=exact, seed=settings["val_seed"])
     if given:
         return SplitRule(**given)
-    return SplitRule(val_files=val_files) if val_files else replace(default, seed=settings["val_seed"])
+    return SplitRule(val_files=val_files) if any(val_files) else replace(default, seed=settings["val_seed"])
 
 
 def _scramble(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:

@@ -100,6 +100,11 @@ class Encoder:
             return None
         return Encoder(engine, self._reference, eot_first=self._eot_first, seed=self._seed)
 
+    @cached_property
+    def joiner(self) -> TokenJoiner:
+        """What takes its place for a part of the input that is tokens already."""
+        return TokenJoiner(self.vocabulary, eot_first=self._eot_first)
+
     def encode(self, chunk: TextChunk, where: str) -> EncodedBlock:
         """Return the chunk's tokens with EOTs; `where` names the file in messages.
 

@@ -125,7 +125,7 @@ def test_what_is_kept_of_the_input_does_not_grow_with_it(tmp_path: Path) -> None
     for number in range(40):
         write_parquet(tmp_path / f"{number:02}.parquet", [f"{number} " + "some words " * 20_000] * 3)
     job = runs.job_of(tmp_path / "out", tmp_path)
-    sample = take_sample(job, 2**18, runs.START[0])
+    sample = take_sample(job, 0, 2**18, runs.START[0])
     assert 0 < sum(map(len, sample.texts)) <= 2**18
     assert sample.documents >= 3 * 8
     assert sample.read_bytes > 8 * 3 * 220_000

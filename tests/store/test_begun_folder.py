@@ -35,11 +35,11 @@ def begin(out: Path, **settings: object) -> Config:
 def test_another_revision_is_the_one_that_is_taken(tmp_path: Path) -> None:
     """The commit of the first try is only kept for the same dataset and revision."""
     config = begin(tmp_path / "out", **WHERE)
-    store = FolderStore(tmp_path / "out")
     begun = load_manifest(tmp_path / "out")
-    assert pinned_commit(config, store, begun) == "c0ffee"
-    assert pinned_commit(replace(config, revision="newer"), store, begun) is None
-    assert pinned_commit(replace(config, dataset="me/others"), store, begun) is None
+    assert begun is not None
+    assert pinned_commit(config, begun.parts[0], has_shards=False) == "c0ffee"
+    assert pinned_commit(replace(config, revision="newer"), begun.parts[0], has_shards=False) is None
+    assert pinned_commit(replace(config, dataset="me/others"), begun.parts[0], has_shards=False) is None
 
 
 def test_other_settings_do_not_overwrite_what_is_not_ours(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_what_is_kept(
         start: Cursor, done: PackedTotals
     ) -> tuple[dict[str, list[int]], Counts, list[tuple[Cursor, PackedTotals, Counts]]]:
         encoded = blocks_from(stream, sizes, start.position, only_some)
-        kept = leave_out(encoded, limits, (start,), eot_first=eot_first)
+        kept = leave_out(encoded, [limits], (start,), eot_first=eot_first)
         rule = SplitRule(val_ratio=ratio)
         packer = Packer(n, split_rule=rule, eot_first=eot_first, done=done, starts=(start,))
         files: dict[str, list[int]] = {"val": [], "train": []}
@@ -151,7 +151,7 @@ def test_no_more_is_held_back_than_needed(
     released = 0
     longest = max(least, most or 0)
     limits = LengthLimits(least, most)
-    for block in leave_out(counted(), limits, (Cursor(0, 0),), eot_first=eot_first):  # type: ignore[arg-type]
+    for block in leave_out(counted(), [limits], (Cursor(0, 0),), eot_first=eot_first):  # type: ignore[arg-type]
         assert taken - released <= longest + 2 + 2 * max(*sizes, 1)
         released += len(block.tokens)
     assert released == len(stream.tokens)

@@ -88,7 +88,7 @@ def test_parts_take_turns_at_any_document(
         packer = Packer(n, done=done, starts=starts)
         found: list[int] = []
         counts, checkpoints = Counts(), []
-        kept = leave_out(blocks_from(starts), LengthLimits(least), starts, eot_first=True)
+        kept = leave_out(blocks_from(starts), [LengthLimits(least)] * 3, starts, eot_first=True)
         for block in add_cursors(kept, starts):
             for one in packer.pack(block):
                 for begin, end in one.ranges:
