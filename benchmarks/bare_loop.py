@@ -2,8 +2,8 @@
 
     python benchmarks/bare_loop.py OUT PROCESSES FILE.parquet …
 
-No order between processes, no check, no hash, no file, no resume. Several processes share the files. Prints
-the number of tokens, without EOTs; OUT/first appears when all are ready to encode their first document.
+No order between processes, no check, no hash, no file, no resume. Several processes share the files. Prints the number
+of tokens, without EOTs; OUT/first appears when all are ready to encode their first document.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ def main(out: str, processes: int, paths: list[str]) -> None:
     context = multiprocessing.get_context("spawn")
     ready, results = context.Barrier(processes + 1), context.SimpleQueue()
     workers = [
-        context.Process(target=run_part, args=(paths, part, processes, ready, results))
-        for part in range(processes)
+        context.Process(target=run_part, args=(paths, part, processes, ready, results)) for part in range(processes)
     ]
     for worker in workers:
         worker.start()

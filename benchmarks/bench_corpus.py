@@ -1,9 +1,9 @@
-"""The text that is measured with: 700 MB of prose in which nothing repeats, and parts of it in every form
-that can be read.
+"""The text that is measured with: 700 MB of prose in which nothing repeats, and parts of it in every form that can be
+read.
 
-Engines remember the words that they have seen, so that a text which is read twice is encoded two or three
-times as fast as any real one. So this is made of manuals (packages.py, prose.py) without the sentences that
-occur again (documents.py).
+Engines remember the words that they have seen, so that a text which is read twice is encoded two or three times as fast
+as any real one. So this is made of manuals (packages.py, prose.py) without the sentences that occur again
+(documents.py).
 
     python benchmarks/corpus.py     # once, 20 minutes; into benchmarks/.data: 2.3 GB of packages, 1.1 GB
 """
@@ -69,8 +69,8 @@ class Corpora:
 
 
 def find_corpora(*, quick: bool = False, files: list[str] | None = None) -> Corpora:
-    """The corpora, made if they are not there. Those of one's own parquet files, or the quick ones, are one
-    and the same."""
+    """The corpora, made if they are not there. Those of one's own parquet files, or the quick ones, are one and the
+    same."""
     if files:
         own = write_own(files)
         return Corpora(own, own, own)

@@ -1,8 +1,8 @@
 """Documents of prose in which nothing repeats, in an order that is as good as random.
 
-A sentence that occurs again, whatever its numbers, is left out, and so is what is then left of a page if it
-is short. The same pages give the same documents. Memory is bounded, however many there are: a bitmap says
-which sentences were seen, and the documents are put in order on the disk, a part at a time.
+A sentence that occurs again, whatever its numbers, is left out, and so is what is then left of a page if it is short.
+The same pages give the same documents. Memory is bounded, however many there are: a bitmap says which sentences were
+seen, and the documents are put in order on the disk, a part at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PARTS = 64  # of the documents while they are put in order
 
 
 class SeenSentences:
-    """Which sentences were seen, by a bit for each digest. One new sentence in a hundred is taken for an old
-    one when there are 20 million."""
+    """Which sentences were seen, by a bit for each digest. One new sentence in a hundred is taken for an old one when
+    there are 20 million."""
 
     def __init__(self) -> None:
         self._bits = bytearray(2**28)
@@ -40,8 +40,7 @@ class SeenSentences:
 
 
 def make_documents(pages: Iterable[list[str]], seen: SeenSentences) -> Iterator[str]:
-    """Pages, each a list of paragraphs, without the sentences that were in an earlier one; long ones are
-    cut."""
+    """Pages, each a list of paragraphs, without the sentences that were in an earlier one; long ones are cut."""
     for paragraphs in pages:
         new = (" ".join(filter(seen.add, SENTENCE_END.split(paragraph))) for paragraph in paragraphs)
         for document in cut_page(filter(None, new)):

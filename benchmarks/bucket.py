@@ -1,7 +1,7 @@
 """`make bench-bucket`: the same build into a folder and into a bucket on loopback, by turns.
 
-The S3 server (tests/support/file_bucket.py) has a process of its own on the same cores. Its processor time is
-told, because the run could have used it. Both outputs are compared, byte for byte.
+The S3 server (tests/support/file_bucket.py) has a process of its own on the same cores. Its processor time is told,
+because the run could have used it. Both outputs are compared, byte for byte.
 
     python benchmarks/bucket.py [--files FILE.parquet …] [--copies 5] [--rounds 5]
 """

@@ -1,9 +1,8 @@
 """Print the table of docs/cluster.md: how long FineWeb-Edu's samples take by the size of a cluster.
 
-Each resource (cores, the line in, the line out, the driver) would need a time of its own for all of the work.
-They work at the same time, so the longest of these times is that of the build. What is measured and what is
-assumed: docs/cluster.md. From the hub, into a folder on one machine, into a bucket or a shared folder from
-several.
+Each resource (cores, the line in, the line out, the driver) would need a time of its own for all of the work. They work
+at the same time, so the longest of these times is that of the build. What is measured and what is assumed:
+docs/cluster.md. From the hub, into a folder on one machine, into a bucket or a shared folder from several.
 
     python benchmarks/cluster_plan.py
 """
@@ -18,8 +17,8 @@ from fineweb_edu import FOOTER_BYTES, SAMPLES, SHARD_TOKENS, Sample
 from fineweb_shards.units import show_seconds
 from fineweb_shards.writing.output import checkpoints_at_once
 
-# Measured: a core that reads and encodes, what is left of it with Ray, and the driver's processor time for
-# each batch, and for each record or file in a manifest that it saves (benchmarks/control_plane.py).
+# Measured: a core that reads and encodes, what is left of it with Ray, and the driver's processor time for each batch,
+# and for each record or file in a manifest that it saves (benchmarks/control_plane.py).
 CORE_TOKENS_PER_SECOND = 20e6
 RAY_EFFICIENCY = 0.9
 LOCAL_BATCH_SECONDS, RAY_BATCH_SECONDS = 330e-6, 660e-6

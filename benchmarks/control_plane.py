@@ -1,17 +1,16 @@
 """`make bench-control`: how many tokens a second the control plane can order, for 2 to 160 workers.
 
-Not every machine has 64 cores, and few have a cluster on the desk, so the workers are simulated: they answer
-at once, without reading, encoding or writing anything (simulated_workers.py, simulated_ray.py). Everything
-else is the real thing: listing, executor, schedule, packer, files with their headers, names, manifest, and
-Ray itself. The figure that counts is tokens per second of the parent's processor time; wall time is bounded
-by the processes that simulate.
+Not every machine has 64 cores, and few have a cluster on the desk, so the workers are simulated: they answer at once,
+without reading, encoding or writing anything (simulated_workers.py, simulated_ray.py). Everything else is the real
+thing: listing, executor, schedule, packer, files with their headers, names, manifest, and Ray itself. The figure that
+counts is tokens per second of the parent's processor time; wall time is bounded by the processes that simulate.
 
     python benchmarks/control_plane.py [--workers 2 16 64 128 160] [--shards 40]
     python benchmarks/control_plane.py --executor ray --nodes 10 --cores 16 --sample default
 
-With --sample it orders all tokens of a sample of FineWeb-Edu: its files are in the manifest, which is saved
-with each of its shards, and batches are those from the hub. With --done it is a resume after so many shards,
-which shows what the last ones cost without ordering all of them.
+With --sample it orders all tokens of a sample of FineWeb-Edu: its files are in the manifest, which is saved with each
+of its shards, and batches are those from the hub. With --done it is a resume after so many shards, which shows what the
+last ones cost without ordering all of them.
 """
 
 from __future__ import annotations
@@ -200,9 +199,7 @@ class Workers:
             from simulated_ray import simulated_ray  # Ray is an extra
 
             return simulated_ray(spec, self.nodes, self.cores)
-        return simulated_local(
-            spec, self.cores, max(MAXIMUM_WINDOW_BYTES, 4 * self.cores * stream.batch_bytes)
-        )
+        return simulated_local(spec, self.cores, max(MAXIMUM_WINDOW_BYTES, 4 * self.cores * stream.batch_bytes))
 
 
 def order_stream(folder: Path, workers: Workers, stream: Stream) -> Ordered:
@@ -210,9 +207,7 @@ def order_stream(folder: Path, workers: Workers, stream: Stream) -> Ordered:
     layout = get_layout("build-nanogpt")
     output = OutputSpec(FolderStore(folder), layout, GPT2, SHARD_TOKENS, SPLIT_RULE)
     settings = ReadSettings("text", "auto", BATCH_BYTES, False, GPT2)
-    spec = WorkerSpec(
-        Parts((open_source((), settings),)), "tiktoken", 0, output.shard_format, output.store, 0
-    )
+    spec = WorkerSpec(Parts((open_source((), settings),)), "tiktoken", 0, output.shard_format, output.store, 0)
     common, own = divide_settings(Config(out=str(folder), input=("x",)).fingerprint())
     parts = (InputPart(own, stream.list_files()),)
     manifest = Manifest(common, parts, {}, shards=stream.list_done(), vocabulary=GPT2, digits=6)
@@ -263,9 +258,7 @@ def _measure(workers: Workers, stream: Stream) -> Ordered:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="*", default=[2, 16, 64, 128, 160])
     parser.add_argument("--shards", type=int, default=40, help="of 100M tokens each")
     parser.add_argument("--sample", choices=SAMPLES, help="order all of this instead of --shards")

@@ -1,7 +1,7 @@
 """The sizes of FineWeb-Edu's samples, as the hub had them in 2026 (revision 87f09149ef), for calculations.
 
-Files and bytes are the hub's. Tokens are what the names say. A file of 2.15 GB has about 726 row groups, a
-batch from the hub two of them.
+Files and bytes are the hub's. Tokens are what the names say. A file of 2.15 GB has about 726 row groups, a batch from
+the hub two of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`make bench-hub`: the same files from the disk, from a hub on loopback, and with 50 ms added to every
-request; and the same documents from the hub as `.jsonl.zst`. All in one run, so that only the ratios count.
-The hub (tests/support/standin_hub.py) runs on the same cores.
+"""`make bench-hub`: the same files from the disk, from a hub on loopback, and with 50 ms added to every request; and
+the same documents from the hub as `.jsonl.zst`. All in one run, so that only the ratios count. The hub
+(tests/support/standin_hub.py) runs on the same cores.
 
     python benchmarks/hub.py [--files FILE.parquet …] [--rounds 5]
 """
@@ -42,9 +42,7 @@ def main() -> None:
         local: list[Speed] = []
         remote: dict[str, list[Speed]] = {}
         for _ in range(options.rounds):  # in turns, because the machine changes its mind
-            local.append(
-                measure(our_program("disk", corpus, scratch / "local", corpus.parquet, *SMALL_SHARDS))
-            )
+            local.append(measure(our_program("disk", corpus, scratch / "local", corpus.parquet, *SMALL_SHARDS)))
             for latency in LATENCIES_MS:
                 for kind, served in (("parquet", parquet), (".jsonl.zst", packed)):
                     speeds = remote.setdefault(f"{kind} from the hub, {latency} ms", [])
@@ -111,9 +109,7 @@ def measure_hub(scratch: Path, corpus: Corpus, served: Path, latency_ms: int) ->
         os.environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(scratch / f"home-{served.name}")}
         os.environ["NO_PROXY"] = "127.0.0.1,localhost"
         try:
-            return measure(
-                our_program("hub", corpus, scratch / f"hub{latency_ms}", [], *SMALL_SHARDS, *DATASET)
-            )
+            return measure(our_program("hub", corpus, scratch / f"hub{latency_ms}", [], *SMALL_SHARDS, *DATASET))
         finally:
             server.terminate()
             server.stdout.read()  # what it was asked for, which it tells at the end

@@ -1,8 +1,8 @@
-"""`make bench-line`: the same files from the disk, and from a hub whose CDN is at the end of a line like a
-real one: 80 ms, 20 MB/s for each connection, 1 Gbit/s for all; in one run, so that only the ratio counts.
+"""`make bench-line`: the same files from the disk, and from a hub whose CDN is at the end of a line like a real one: 80
+ms, 20 MB/s for each connection, 1 Gbit/s for all; in one run, so that only the ratio counts.
 
-The hub (tests/support/standin_hub.py) has a process of its own on the same cores. Its processor time is told,
-because the run could have used it.
+The hub (tests/support/standin_hub.py) has a process of its own on the same cores. Its processor time is told, because
+the run could have used it.
 
     python benchmarks/line.py [--files FILE.parquet …] [--rounds 3]
 """

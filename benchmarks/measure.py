@@ -1,8 +1,8 @@
 """Run a program once and measure it from outside, any program alike.
 
-Start-up is over when the first tokens are in the output folder, or when the program itself makes a file
-called `first` there. Speed and processor time count from then to the end of the process, for the tokens that
-came after. Nothing looks at the processes in between, because looking takes time from them.
+Start-up is over when the first tokens are in the output folder, or when the program itself makes a file called `first`
+there. Speed and processor time count from then to the end of the process, for the tokens that came after. Nothing looks
+at the processes in between, because looking takes time from them.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def size_of(entry: os.DirEntry[str]) -> int:
 
 
 def processor_seconds(pid: int) -> Spent:
-    """Of a process that runs, or has just ended and is not waited for yet. Linux adds the time of a process
-    to its parent's when the parent has waited for it; until then it is found in the tree."""
+    """Of a process that runs, or has just ended and is not waited for yet. Linux adds the time of a process to its
+    parent's when the parent has waited for it; until then it is found in the tree."""
     own, waited_for = read_times(pid)
     running = sum(sum(read_times(child)) for child in tree_of(pid)[1:])
     return Spent(own, waited_for + running)

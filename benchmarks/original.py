@@ -2,8 +2,8 @@
 
     python original.py OUT FILE.parquet …
 
-Prints the number of tokens; OUT/first appears with the first document's tokens, so that the pool's start can
-be left out. It is kinder than the original: only the text column is read, and documents come from memory.
+Prints the number of tokens; OUT/first appears with the first document's tokens, so that the pool's start can be left
+out. It is kinder than the original: only the text column is read, and documents come from memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Debian's documentation packages: fetch them, and read the pages in them.
 
-Nothing is installed or unpacked to the disk; the packages stay in the folder, so that the next corpus is made
-of the same text.
+Nothing is installed or unpacked to the disk; the packages stay in the folder, so that the next corpus is made of the
+same text.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Manuals with much prose in them, of Debian 12; doc-rfc-… are in its section non-free. What another release
-# does not have, or a machine's list of sources, is left out, and named.
+# Manuals with much prose in them, of Debian 12; doc-rfc-… are in its section non-free. What another release does not
+# have, or a machine's list of sources, is left out, and named.
 NAMES = (Path(__file__).parent / "packages.txt").read_text().split()
 PAGES = (".html", ".htm", ".xhtml", ".txt", ".rst", ".md", ".pod", ".dict")
 # Sources of pages that are there as well, and pages that list others.
@@ -54,9 +54,7 @@ def find_package(folder: Path, name: str) -> Path | None:
 
 def download_packages(folder: Path, names: list[str]) -> None:
     """Download packages in one go, because apt takes a second to begin; name those that it does not have."""
-    listed = subprocess.run(
-        ["apt-cache", "madison", *names], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    listed = subprocess.run(["apt-cache", "madison", *names], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     known = {line.split()[0] for line in listed.stdout.decode().splitlines()}
     for name in sorted({*names} - known):
         print(f"  {name}: not available here, left out", file=sys.stderr)

@@ -1,5 +1,5 @@
-"""Draw docs/speed.svg from benchmarks/results.md: a bar for each program, in tokens/s. Of our
-own rows only those that differ are shown.
+"""Draw docs/speed.svg from benchmarks/results.md: a bar for each program, in tokens/s. Of our own rows only those that
+differ are shown.
 
 python benchmarks/picture.py
 """

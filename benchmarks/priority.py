@@ -2,8 +2,8 @@
 
     python benchmarks/priority.py [--seconds 10]
 
-Prints the build's share of the cores, and how much the loops get done compared with no build. Nothing else
-should run meanwhile.
+Prints the build's share of the cores, and how much the loops get done compared with no build. Nothing else should run
+meanwhile.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def turn(seconds: float) -> int:
 
 
 def measure_beside(corpus: Corpus, out: Path, priority: str, seconds: float) -> tuple[float, int]:
-    """The build's share of all cores, and the loops' turns, in the same time. With tiktoken, so that the
-    build does not end meanwhile; it is ended then, because beside the loops it would take long."""
+    """The build's share of all cores, and the loops' turns, in the same time. With tiktoken, so that the build does not
+    end meanwhile; it is ended then, because beside the loops it would take long."""
     words = [sys.executable, "-m", "fineweb_shards", "build", *corpus.parquet, "--out", str(out), "--quiet"]
     words += ["--engine", "tiktoken", "--priority", priority]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as build:

@@ -48,8 +48,8 @@ class Program:
             sys.exit(f"{self.name}: {found:,} tokens, and not {self.tokens:,}")
 
     def check_files(self) -> dict[str, str]:
-        """The SHA-256 of every file of ours, read from the disk, if it is what the manifest says. A file that
-        grows has several records, each with the hash of a part: those are left to `fineweb-shards verify`."""
+        """The SHA-256 of every file of ours, read from the disk, if it is what the manifest says. A file that grows has
+        several records, each with the hash of a part: those are left to `fineweb-shards verify`."""
         names = Counter(shard["name"] for shard in read_shards(self.out))
         shards = {one["name"]: one["sha256"] for one in read_shards(self.out) if names[one["name"]] == 1}
         for name, digest in shards.items():

@@ -1,9 +1,9 @@
 """`make bench-ray`: the same files with processes on this machine, and with Ray on this machine, in turn.
 
-Measured from outside, from a third of the tokens on to the last shard in the manifest, so that the start of
-Ray and of its processes does not count: tokens a second, and processor time a token of the driver (the
-parent), of the workers, and of Ray's own processes. On a machine that has other work, processor time is what
-can be compared: the share by processor time is what the speed would be if all cores were ours.
+Measured from outside, from a third of the tokens on to the last shard in the manifest, so that the start of Ray and of
+its processes does not count: tokens a second, and processor time a token of the driver (the parent), of the workers,
+and of Ray's own processes. On a machine that has other work, processor time is what can be compared: the share by
+processor time is what the speed would be if all cores were ours.
 
     python benchmarks/ray_speed.py [--files FILE.parquet …] [--rounds 3]
 """

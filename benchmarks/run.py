@@ -1,9 +1,9 @@
 """`make bench`: speed, processor time and memory, ours beside others, all in one run on the same documents.
 
-Machines differ and are noisy: the programs take turns, several rounds long, a figure is the median, and the
-ratios say more than the figures. Writes benchmarks/results.md, docs/speed.svg and the ratios in the README
-(results.py, picture.py). What is made is checked: every program has to make all tokens, and every form of the
-documents the same bytes.
+Machines differ and are noisy: the programs take turns, several rounds long, a figure is the median, and the ratios say
+more than the figures. Writes benchmarks/results.md, docs/speed.svg and the ratios in the README (results.py,
+picture.py). What is made is checked: every program has to make all tokens, and every form of the documents the same
+bytes.
 
     python benchmarks/run.py [--quick] [--rounds 3] [--files FILE.parquet …]
 """
@@ -59,9 +59,7 @@ class Bench:
         self._small = our_program("fineweb-shards, little text", small, scratch / "ours", small.parquet)
         limits = limit_programs(corpora.large, scratch)
         # The same with less text: what a run takes at its start and its end is not in the difference.
-        self._few = [
-            program for program in limit_programs(corpora.part, scratch) if program.name != GIGATOKEN
-        ]
+        self._few = [program for program in limit_programs(corpora.part, scratch) if program.name != GIGATOKEN]
         self._forms = form_programs(corpora.part, scratch)
         self._programs = [
             original_program(small, scratch),
@@ -91,9 +89,7 @@ class Bench:
         rows = [summarize(program, runs[program.name], peaks[program.name]) for program in self._programs]
         further_tokens = self._corpora.large.tokens - self._corpora.part.tokens
         further = {
-            name: further_time(short, runs[name], further_tokens)
-            for name, short in few.items()
-            if further_tokens
+            name: further_time(short, runs[name], further_tokens) for name, short in few.items() if further_tokens
         }
         return Results(rows, self._corpora, rounds, self._weigh(self._small), further)
 
@@ -124,8 +120,8 @@ def summarize(program: Program, runs: list[Measurement], peak_bytes: int) -> Row
 
 
 def further_time(few: list[Measurement], many: list[Measurement], tokens: int) -> tuple[float, float]:
-    """Nanoseconds of processor time of parent and workers for each further token, without what a run of any
-    length takes at its start and its end: the difference between a short run and a long one."""
+    """Nanoseconds of processor time of parent and workers for each further token, without what a run of any length
+    takes at its start and its end: the difference between a short run and a long one."""
     pairs = [(short.spent, long.spent) for short, long in zip(few, many, strict=True)]
     parent = median(long.own - short.own for short, long in pairs)
     workers = median(long.others - short.others for short, long in pairs)

@@ -1,8 +1,8 @@
 """Tasks of the Ray executor, simulated: they answer at once. The executor, its schedule and Ray are real.
 
-The driver believes in a cluster of many nodes, and keeps as many tasks under way as those would need. The
-tasks are done by a small cluster on this machine, and take next to no time: they read, encode and write
-nothing. So the driver's processor time is that of the real thing, Ray's own threads included.
+The driver believes in a cluster of many nodes, and keeps as many tasks under way as those would need. The tasks are
+done by a small cluster on this machine, and take next to no time: they read, encode and write nothing. So the driver's
+processor time is that of the real thing, Ray's own threads included.
 """
 
 from __future__ import annotations
@@ -46,25 +46,20 @@ class SimulatedCluster(Cluster):
 
 
 @contextlib.contextmanager
-def simulated_ray(
-    spec: WorkerSpec, nodes: int, cores: int
-) -> Iterator[tuple[RayExecutor, Callable[[], int]]]:
+def simulated_ray(spec: WorkerSpec, nodes: int, cores: int) -> Iterator[tuple[RayExecutor, Callable[[], int]]]:
     """A RayExecutor whose tasks take no time, and a function that counts them."""
     here = str(Path(__file__).parent)  # Ray's processes have to find this file, too
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     ray_executor.encode_batches = encode_at_once
     file_tasks.FileProcess = PromptFileProcess  # type: ignore[misc, assignment]
-    with RayExecutor(
-        spec, SimulatedCluster(nodes, cores), out="", shared_folder=True, window_bytes=2**30
-    ) as executor:
+    with RayExecutor(spec, SimulatedCluster(nodes, cores), out="", shared_folder=True, window_bytes=2**30) as executor:
         yield executor, lambda: executor._numbers
 
 
 def encode_at_once(run: str, task: int, orders: bytes) -> tuple[bytes, list[Any]]:
     """Answer as `encode_batches` would."""
     batches = tuple(
-        EncodedBatch((Encoded(0, encoded_block(order.batch, order.number)),))
-        for order in pickle.loads(orders)
+        EncodedBatch((Encoded(0, encoded_block(order.batch, order.number)),)) for order in pickle.loads(orders)
     )
     return pickle.dumps(TaskResult(batches, process="simulated")), [_TOKENS]
 

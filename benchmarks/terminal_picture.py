@@ -2,9 +2,9 @@
 
 python benchmarks/terminal_picture.py [FOLDER]
 
-A build of the parquet files in FOLDER (default: FINEWEB_SHARDS_CORPUS), each linked several times so that it
-takes long enough, is recorded in a pseudo-terminal. The picture is the frame nearest to 60 %. Bars are drawn
-as rectangles, and the width of a text follows from the columns it takes, because fonts differ in both.
+A build of the parquet files in FOLDER (default: FINEWEB_SHARDS_CORPUS), each linked several times so that it takes long
+enough, is recorded in a pseudo-terminal. The picture is the frame nearest to 60 %. Bars are drawn as rectangles, and
+the width of a text follows from the columns it takes, because fonts differ in both.
 """
 
 from __future__ import annotations

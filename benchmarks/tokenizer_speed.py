@@ -1,9 +1,8 @@
 """`make bench-tokenizers`: how fast each tokenizer's own library is, and we are with it, in one run.
 
-The tokenizers come out of packages on PyPI that have them inside; they are not committed. The library encodes
-one document after the other, as a plain script would; ours is the whole program, with shards on the disk, as
-parent and workers together. Both are counted in MB of text for each second of processor time, on text that
-neither has seen.
+The tokenizers come out of packages on PyPI that have them inside; they are not committed. The library encodes one
+document after the other, as a plain script would; ours is the whole program, with shards on the disk, as parent and
+workers together. Both are counted in MB of text for each second of processor time, on text that neither has seen.
 
     python benchmarks/tokenizer_speed.py [--rounds 3] [NAME …]
 """

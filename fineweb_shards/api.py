@@ -5,12 +5,11 @@
     result = fs.build("sample-10BT", out="shards", max_tokens="1B")
     result.folder, result.tokens, result.warnings
 
-Each function runs the command in a process of its own and reads the JSON that it prints. A build changes its
-process for good: it lowers its priority, which only root may raise again; it handles signals, replaces the
-standard streams, configures the hub's clients and starts threads. In a process of its own none of that
-reaches the caller, nor does a lack of memory. So a function may be called in any thread, in a notebook and in
-a script without a `__main__` guard. If the caller dies, the command notices and stops (`stop_with_caller` in
-system/signals.py).
+Each function runs the command in a process of its own and reads the JSON that it prints. A build changes its process
+for good: it lowers its priority, which only root may raise again; it handles signals, replaces the standard streams,
+configures the hub's clients and starts threads. In a process of its own none of that reaches the caller, nor does a
+lack of memory. So a function may be called in any thread, in a notebook and in a script without a `__main__` guard. If
+the caller dies, the command notices and stops (`stop_with_caller` in system/signals.py).
 """
 
 from __future__ import annotations
@@ -231,14 +230,13 @@ def build(
 ) -> BuildResult:
     """Make the shards, or resume an interrupted build.
 
-    `target` is a sample, such as "sample-10BT", or a TOML file; settings override it. `input` is a path, a
-    glob, a list of them, or documents: any other iterable of texts or mappings. Documents are read once,
-    front to back, so that such a build can't be resumed. `fresh` deletes what an earlier build has made in
-    `out`. Events go to `on_event`: a Snapshot every second, and an Event for whatever happens; without it a
-    progress bar is shown, unless `quiet`.
+    `target` is a sample, such as "sample-10BT", or a TOML file; settings override it. `input` is a path, a glob, a list
+    of them, or documents: any other iterable of texts or mappings. Documents are read once, front to back, so that such
+    a build can't be resumed. `fresh` deletes what an earlier build has made in `out`. Events go to `on_event`: a
+    Snapshot every second, and an Event for whatever happens; without it a progress bar is shown, unless `quiet`.
 
-    Errors are ShardErrors, with `exit_code` and `hint`. After a KeyboardInterrupt everything finished is
-    kept, and the same call resumes.
+    Errors are ShardErrors, with `exit_code` and `hint`. After a KeyboardInterrupt everything finished is kept, and the
+    same call resumes.
     """
     words = ["build", *_words(target), *_flags(settings), *_flags({"out": out})]
     words += ["--fresh", "--yes"] if fresh else []
@@ -265,9 +263,7 @@ def plan(
     return _make(PlanResult, _run(words, quiet=True))
 
 
-def export(
-    folder: AnyPath, out: AnyPath, *, fresh: bool = False, **settings: Unpack[OutputSettings]
-) -> ExportResult:
+def export(folder: AnyPath, out: AnyPath, *, fresh: bool = False, **settings: Unpack[OutputSettings]) -> ExportResult:
     """Copy finished shards into another layout, without tokenizing."""
     words = ["export", fspath(folder), *_flags(settings), *_flags({"out": out})]
     return _make(ExportResult, _run([*words, *(["--fresh", "--yes"] if fresh else [])]))
@@ -282,9 +278,7 @@ def status(folder: AnyPath) -> StatusResult:
     """Return how far a build is, from any process."""
     values = _run(["status", fspath(folder)], quiet=True)
     heartbeat = values.pop("heartbeat")
-    return _make(
-        StatusResult, {**values, "snapshot": Snapshot(**heartbeat["snapshot"]) if heartbeat else None}
-    )
+    return _make(StatusResult, {**values, "snapshot": Snapshot(**heartbeat["snapshot"]) if heartbeat else None})
 
 
 @overload
@@ -296,8 +290,8 @@ def inspect(path: AnyPath, *, grep: str, dtype: str | None = None) -> tuple[Matc
 def inspect(
     path: AnyPath, *, document: int | None = None, grep: str | None = None, dtype: str | None = None
 ) -> Inspection | Document | tuple[Match, ...]:
-    """Return statistics of shards, a file or a folder of any trainer's; or one document; or all places where
-    a text is found."""
+    """Return statistics of shards, a file or a folder of any trainer's; or one document; or all places where a text is
+    found."""
     words = ["inspect", fspath(path), *_flags({"document": document, "grep": grep, "dtype": dtype})]
     if grep is not None:
         return tuple(_make(Match, match) for match in CommandProcess(words).run(_ignore))

@@ -1,7 +1,7 @@
 """One run of the command in a process of its own, for the functions of api.py.
 
-It prints JSON, which is passed on as events, results and errors. Everything that belongs to the caller is
-called in the caller's thread: its callback, and its iterator over documents.
+It prints JSON, which is passed on as events, results and errors. Everything that belongs to the caller is called in the
+caller's thread: its callback, and its iterator over documents.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class CommandProcess:
             ) from error
 
     def run(self, on_event: OnEvent) -> list[dict[str, Any]]:
-        """Pass events on until the process has ended; return its results, or raise its error. Everything is
-        called in this thread: `on_event`, and the iterator over documents."""
+        """Pass events on until the process has ended; return its results, or raise its error. Everything is called in
+        this thread: `on_event`, and the iterator over documents."""
         process = self._process
         streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
         readers = [threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in streams]
@@ -160,9 +160,7 @@ class CommandProcess:
         if self._error is not None:
             kind = getattr(errors, self._error["type"], ShardError)
             if kind is Interrupted:  # not by us
-                raise self._noted(
-                    WorkerError(f"The build was stopped from outside: {self._error['message']}")
-                )
+                raise self._noted(WorkerError(f"The build was stopped from outside: {self._error['message']}"))
             if kind is not QuarantineError:
                 raise self._noted(kind(self._error["message"], self._error["hint"]))
         if self._result is not None:

@@ -21,8 +21,8 @@
     └── ReaderGone                141   standard output was closed, in a subcommand that only prints
     Interrupted                   130   Ctrl-C (143 for SIGTERM, 129 for a closed terminal); a BaseException
 
-A user sees `message`, then `hint`, by default that of the class. A traceback is only shown for other
-exceptions: those are bugs.
+A user sees `message`, then `hint`, by default that of the class. A traceback is only shown for other exceptions: those
+are bugs.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class UsageError(ShardError):
 
 
 class NoTrainingError(UsageError):
-    """All of the input would be for validation, and nobody asked for that; `flags` added to the same command
-    leave something to train on."""
+    """All of the input would be for validation, and nobody asked for that; `flags` added to the same command leave
+    something to train on."""
 
     def __init__(self, message: str, flags: str) -> None:
         super().__init__(message, flags)
@@ -143,8 +143,8 @@ class ReaderGone(ShardError):  # noqa: N818 - not an error: `fineweb-shards stat
 class Interrupted(BaseException):
     """The run was stopped by Ctrl-C, SIGTERM or SIGHUP.
 
-    Raised by a signal handler, so at any place: a BaseException like KeyboardInterrupt, because libraries
-    take any Exception for an error of their own (`Thread.start` answers with a KeyError).
+    Raised by a signal handler, so at any place: a BaseException like KeyboardInterrupt, because libraries take any
+    Exception for an error of their own (`Thread.start` answers with a KeyError).
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

@@ -1,7 +1,7 @@
 """Events of a run, and the interface of those that receive them.
 
-The parent's observer writes to the terminal and the log (watching/progress.py); a worker's sends everything
-to the parent (executors/local/worker.py).
+The parent's observer writes to the terminal and the log (watching/progress.py); a worker's sends everything to the
+parent (executors/local/worker.py).
 """
 
 from __future__ import annotations

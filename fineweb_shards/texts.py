@@ -1,8 +1,8 @@
 """Hold many documents: their texts as valid UTF-8, in the buffers that they were read into, or their ids.
 
-Between the file and an engine that takes bytes no `str` is made. What needs one (tiktoken, fastokens, the
-sample, messages) asks for it, a document at a time. Documents that need no encoding, because their source
-gives ids and not text, are `TokenLists`.
+Between the file and an engine that takes bytes no `str` is made. What needs one (tiktoken, fastokens, the sample,
+messages) asks for it, a document at a time. Documents that need no encoding, because their source gives ids and not
+text, are `TokenLists`.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def encode_utf8(text: str) -> bytes:
 class TokenLists:
     """A sequence of documents: the ids of all of them, one after the other, and how many each has.
 
-    The ids are checked, as wide as their vocabulary makes them, and none of them is an EOT. They are kept in
-    the parts in which they were read, so that adding more does not copy them.
+    The ids are checked, as wide as their vocabulary makes them, and none of them is an EOT. They are kept in the parts
+    in which they were read, so that adding more does not copy them.
     """
 
     __slots__ = ("_count", "_parts")

@@ -10,11 +10,10 @@
         for x, y in loader:               # (64, 1024) each, the same order for any number of workers
             ...
 
-The dataset gives whole batches, hence `batch_size=None`. A pass over it is one epoch, of the same length on
-every rank. To resume in the middle of one: torchdata's StatefulDataLoader in place of DataLoader, or
-`dataset.set_epoch(epoch, batches)` with the number of batches already taken. The settings are those of
-ShardLoader; with `follow=True` every worker waits for the build by itself, and the first pass ends when the
-build is complete.
+The dataset gives whole batches, hence `batch_size=None`. A pass over it is one epoch, of the same length on every rank.
+To resume in the middle of one: torchdata's StatefulDataLoader in place of DataLoader, or `dataset.set_epoch(epoch,
+batches)` with the number of batches already taken. The settings are those of ShardLoader; with `follow=True` every
+worker waits for the build by itself, and the first pass ends when the build is complete.
 """
 
 from __future__ import annotations
@@ -103,25 +102,25 @@ class ShardDataset(IterableDataset):
             cache_bytes=cache_bytes,
             framework="torch",
         )
-        # Epoch and batch. In shared memory, because persistent workers are started only once and still
-        # must see the next epoch.
+        # Epoch and batch. In shared memory, because persistent workers are started only once and still must see the
+        # next epoch.
         self._position = torch.zeros(2, dtype=torch.int64).share_memory_()
-        # The same for a state that was loaded, and where the next batch is once a pass has begun; of this
-        # process alone, because each of a DataLoader's workers has its own.
+        # The same for a state that was loaded, and where the next batch is once a pass has begun; of this process
+        # alone, because each of a DataLoader's workers has its own.
         self._loaded: tuple[int, int] | None = None
         self._next: tuple[int, int] | None = None
 
     def set_epoch(self, epoch: int, batches: int = 0) -> None:
-        """Choose the epoch of the next pass, and how many of its batches to skip. With a seed, every epoch
-        has its own order; if this is never called, all passes are epoch 0."""
+        """Choose the epoch of the next pass, and how many of its batches to skip. With a seed, every epoch has its own
+        order; if this is never called, all passes are epoch 0."""
         if epoch < 0 or batches < 0 or (batches and not self._loader.has_batch(epoch, batches - 1)):
             raise ValueError(f"epoch {epoch}, batch {batches}: an epoch has fewer, and the first is 0")
         self._position[0], self._position[1] = epoch, batches
         self._loaded = self._next = None
 
     def __len__(self) -> int:
-        """Return the number of batches that the next pass gives on this rank; TypeError if a build that is
-        followed has yet to decide it."""
+        """Return the number of batches that the next pass gives on this rank; TypeError if a build that is followed has
+        yet to decide it."""
         epoch, batches = self._start
         return self._loader.count_batches(epoch) - batches
 
@@ -150,8 +149,8 @@ class ShardDataset(IterableDataset):
         return {**self._loader.state_dict(), **place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the next pass where `state` was saved; ValueError if it was saved with other shards, settings
-        or workers. Another world_size is accepted as by ShardLoader."""
+        """Begin the next pass where `state` was saved; ValueError if it was saved with other shards, settings or
+        workers. Another world_size is accepted as by ShardLoader."""
         here = dict(zip(("worker", "workers"), torch_worker(), strict=True))
         saved = {name: state.get(name) for name in here}
         if saved != here:

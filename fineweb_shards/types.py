@@ -3,8 +3,8 @@
 Batch ──► TextChunk ──► EncodedBlock ──► TokenBlock ──► ShardSlice ──► Placement ──► ShardRecord
 source    worker reads  worker encodes   stitcher       packer         output        manifest
 
-The tokens themselves stay with the worker that made them (`HeldTokens`), until it writes them where a
-placement says. Values that travel between processes have no slots, which would make pickling slow.
+The tokens themselves stay with the worker that made them (`HeldTokens`), until it writes them where a placement says.
+Values that travel between processes have no slots, which would make pickling slow.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SPLITS: tuple[Split, Split] = ("val", "train")
 class Cursor:
     """A place in one part of the input: start a batch at (file, position) and drop `skip_tokens` tokens.
 
-    `position` is a row group number in parquet and a byte offset (after decompression) elsewhere. It
-    depends neither on the batch size nor on the number of workers. `starts_mid_document` says that the
-    position is a safe cut inside a long document, so that no EOT is put in front of what follows.
+    `position` is a row group number in parquet and a byte offset (after decompression) elsewhere. It depends neither on
+    the batch size nor on the number of workers. `starts_mid_document` says that the position is a safe cut inside a
+    long document, so that no EOT is put in front of what follows.
     """
 
     file: int
@@ -95,19 +95,19 @@ class Batch:
     problem: str | None = None  # why this range is left out or, if it is empty, the rest of the file
     # Of a file on the hub: where its bytes are, for a while. It holds a signature, which belongs in no log.
     address: str | None = field(default=None, repr=False)
-    # Of several small files: a batch for each; they are read and encoded together. All other fields are those
-    # of the first one, except for the size.
+    # Of several small files: a batch for each; they are read and encoded together. All other fields are those of the
+    # first one, except for the size.
     members: tuple[Batch, ...] = ()
     part: int = 0  # of the input, to which the file belongs
 
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Documents that a worker reads together and encodes in one call; with --tokens-column they are tokens
-    already, and are only joined.
+    """Documents that a worker reads together and encodes in one call; with --tokens-column they are tokens already, and
+    are only joined.
 
-    `start` is None where reading can't begin: after a seam, or in the middle of a row group. The same holds
-    for `end`. The stitcher expresses such a place as a number of tokens after the last cursor.
+    `start` is None where reading can't begin: after a seam, or in the middle of a row group. The same holds for `end`.
+    The stitcher expresses such a place as a number of tokens after the last cursor.
     """
 
     documents: Texts | TokenLists
@@ -251,8 +251,8 @@ class Placement:
 class ShardRecord:
     """A segment of tokens that is durably on the disk, as `manifest.json` records it.
 
-    Usually it is a whole shard. A file that grows over several checkpoints has several records, each
-    with the hash of its own bytes, which start at `offset`.
+    Usually it is a whole shard. A file that grows over several checkpoints has several records, each with the hash of
+    its own bytes, which start at `offset`.
     """
 
     name: str

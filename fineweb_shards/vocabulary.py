@@ -1,8 +1,7 @@
 """Describe a vocabulary: how many token ids there are, and which of them separates documents.
 
-Every stage is given this one value. The number of ids decides how wide a token is in memory; how wide it is
-in a file, the layout decides (layouts/base.py). Nothing here reads files: `tokenizers/` reads the
-file that defines a vocabulary.
+Every stage is given this one value. The number of ids decides how wide a token is in memory; how wide it is in a file,
+the layout decides (layouts/base.py). Nothing here reads files: `tokenizers/` reads the file that defines a vocabulary.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ CutRule = Literal["gpt2", "words"]  # where a long document may be cut: tokenize
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A vocabulary. Two are equal if they give every text the same tokens, with the same EOT between them,
-    whatever they are called and wherever their files are.
+    """A vocabulary. Two are equal if they give every text the same tokens, with the same EOT between them, whatever
+    they are called and wherever their files are.
 
     Without `token_bytes` it is small enough to be sent to workers; `tokenizers/references.py` adds them.
     """
@@ -29,8 +28,8 @@ class Vocabulary:
     sha256: str  # of the file that defines it
     size: int  # number of ids, including EOT
     eot: int  # separates documents, and is never encoded from text
-    # How a text is cut into pieces, of which each is encoded on its own: a name in
-    # tokenizers/builtin_vocabularies.py, or a regular expression. Empty if the file itself says so.
+    # How a text is cut into pieces, of which each is encoded on its own: a name in tokenizers/builtin_vocabularies.py,
+    # or a regular expression. Empty if the file itself says so.
     pattern: str = "gpt2"
     reference: str = "tiktoken"  # the engine whose output is correct by definition
     cut_rule: CutRule | None = field(default=None, compare=False)  # None: documents are encoded whole
@@ -48,8 +47,8 @@ class Vocabulary:
         return unsigned_dtype(2 if self.size <= 2**16 else 4)
 
     def find_eots(self, tokens: Tokens) -> Positions:
-        """Return the positions of the EOTs in tokens that were read from a file: a finished one, or input
-        that is tokens already.
+        """Return the positions of the EOTs in tokens that were read from a file: a finished one, or input that is
+        tokens already.
 
         Nothing else in a build needs this: the encoder notes the positions, and they travel with the tokens.
         """

@@ -36,8 +36,8 @@ FILES_NEEDED = 4096  # open at once
 
 
 def inherit_nothing() -> None:
-    """Set what programs inherit from the shell that starts the tests: variables, ignored and blocked signals
-    (`nohup`, `&`), umask, locale and limits. Niceness stays: only root could take it back."""
+    """Set what programs inherit from the shell that starts the tests: variables, ignored and blocked signals (`nohup`,
+    `&`), umask, locale and limits. Niceness stays: only root could take it back."""
     for name in list(os.environ):
         if (name.startswith(FOREIGN) and name not in OWN) or name in FOREIGN_NAMES:
             del os.environ[name]
@@ -78,9 +78,8 @@ NEEDED_BYTES = 2 * 10**9  # plenty: what a test has written is deleted when it h
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Every day, what tests write is in memory, where there is room for it: test_token_limit.py alone syncs
-    13,000 times, and on a busy disk waits for that most of its time. A soak is on the disk; TMPDIR names any
-    other place."""
+    """Every day, what tests write is in memory, where there is room for it: test_token_limit.py alone syncs 13,000
+    times, and on a busy disk waits for that most of its time. A soak is on the disk; TMPDIR names any other place."""
     forked.always_with_workers = config.getoption("soak")
     if config.getoption("soak") or "TMPDIR" in os.environ or not MEMORY_DISK.is_dir():
         return
@@ -100,8 +99,8 @@ def disk_path() -> Iterator[Path]:
         yield Path(folder)
 
 
-# Outside tests/layouts these represent all of them in `make test`: shards of NumPy, a header before tokens,
-# and a file that grows, with an index beside it.
+# Outside tests/layouts these represent all of them in `make test`: shards of NumPy, a header before tokens, and a file
+# that grows, with an index beside it.
 THREE_LAYOUTS = ("build-nanogpt", "llm.c", "megatron")
 
 
@@ -145,8 +144,8 @@ LONG = [
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each of several processes, which begin with equal parts of the list, begins with its share of the long
-    files and ends with short tests: then none of them is waited for at the end."""
+    """Each of several processes, which begin with equal parts of the list, begins with its share of the long files and
+    ends with short tests: then none of them is waited for at the end."""
     processes: int = getattr(config, "workerinput", {}).get("workercount", 1)
     if processes == 1:
         return

@@ -2,9 +2,9 @@
 
     python -m tests.night --minutes 30
 
-Workers are killed, the whole run is killed or interrupted and started again, the network goes away or
-plays tricks, memory and disk get tight (where this machine lets us: Linux, root). At the end every shard
-must be what a plain loop over tiktoken makes of the same documents.
+Workers are killed, the whole run is killed or interrupted and started again, the network goes away or plays tricks,
+memory and disk get tight (where this machine lets us: Linux, root). At the end every shard must be what a plain loop
+over tiktoken makes of the same documents.
 """
 
 from __future__ import annotations
@@ -163,9 +163,7 @@ class Night:
         """Leave the run's control group a few megabytes."""
         assert self._group is not None
         old = (self._group / "memory.limit_in_bytes").exists()
-        limit, used = (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
-        )
+        limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
         before = (self._group / limit).read_text()
         (self._group / limit).write_text(str(int((self._group / used).read_text()) + 8 * 2**20))
         time.sleep(25)
@@ -203,9 +201,7 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
     """A file system of its own that can be filled, or None."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(folder)]
-    mounted = (
-        shutil.which("mount") and subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    )
+    mounted = shutil.which("mount") and subprocess.run(mount, capture_output=True, check=False).returncode == 0
     yield folder if mounted else None
     if mounted:
         subprocess.run(["umount", "-l", folder], check=True)

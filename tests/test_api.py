@@ -74,11 +74,9 @@ def test_settings_are_those_of_files_and_flags() -> None:
 
 
 @pytest.mark.promise(PROMISE)
-def test_the_bytes_of_the_command_and_an_unchanged_process(
-    tmp_path: Path, source: Path, tries: Tries
-) -> None:
-    """A build, also a failed one, leaves handlers, priority, streams, folder, environment, threads and
-    descriptors as they were, however often it is called."""
+def test_the_bytes_of_the_command_and_an_unchanged_process(tmp_path: Path, source: Path, tries: Tries) -> None:
+    """A build, also a failed one, leaves handlers, priority, streams, folder, environment, threads and descriptors as
+    they were, however often it is called."""
     before = process_state()
     for number in tries(2, 50):
         out = tmp_path / f"out{number}"
@@ -171,9 +169,7 @@ def test_errors_are_exceptions(tmp_path: Path, source: Path) -> None:
     assert not getattr(changed.value, "__notes__", [])
     with pytest.raises(InputError, match="no document"):
         fs.build(input=iter(()), out=tmp_path / "empty", quiet=True)
-    assert fs.build(
-        input=source, out=tmp_path / "out", shard_tokens=20_000, workers=1, fresh=True, quiet=True
-    )
+    assert fs.build(input=source, out=tmp_path / "out", shard_tokens=20_000, workers=1, fresh=True, quiet=True)
     assert files_of(tmp_path / "out") == expected(20_000)
 
 
@@ -266,8 +262,7 @@ def test_an_interrupted_call(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.promise("no orphans, nothing left in /dev/shm")
 def test_a_killed_caller(tmp_path: Path) -> None:
-    """When the caller is killed, the build stops by itself: what it was given by then is not taken for
-    everything."""
+    """When the caller is killed, the build stops by itself: what it was given by then is not taken for everything."""
     caller, processes = run_endless(tmp_path / "out")
     caller.kill()
     caller.communicate()

@@ -79,12 +79,8 @@ def test_prose_is_what_is_left_of_a_page() -> None:
         "<p>This is the <b>first</b> sentence of a manual &amp; it is for people to read.</p>"
         "<pre>for (i = 0; i != n; ++i) { x[i] += y[i] * z[i]; }</pre><td>short</td>"
     )
-    assert paragraphs_of("a.html", page) == [
-        "This is the first sentence of a manual & it is for people to read."
-    ]
-    assert (
-        paragraphs_of("a.txt", "Dies ist ein ganzer Satz aus einem Handbuch und keiner auf Englisch.") == []
-    )
+    assert paragraphs_of("a.html", page) == ["This is the first sentence of a manual & it is for people to read."]
+    assert paragraphs_of("a.txt", "Dies ist ein ganzer Satz aus einem Handbuch und keiner auf Englisch.") == []
 
 
 def test_no_sentence_occurs_twice() -> None:
@@ -108,9 +104,7 @@ def test_the_order_of_documents_depends_on_nothing_but_themselves(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-def test_the_corpus_is_the_same_documents_in_every_form(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_corpus_is_the_same_documents_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where groups and files of parquet end, and its figures are those of the documents."""
     import json
 

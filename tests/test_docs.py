@@ -274,18 +274,12 @@ def test_every_name_in_the_tree_exists() -> None:
 # All pages.
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"], ids=lambda page: page.name)
 def test_prose_is_wrapped(page: Path) -> None:
     """At 120 characters, except tables, and lines that are a single link or code span."""
     lines = enumerate(page.read_text().splitlines(), start=1)
-    long = {
-        number: line for number, line in lines if len(line) > 120 and not line.lstrip(" >").startswith("|")
-    }
-    assert not {
-        number for number, line in long.items() if not line.startswith("    ") and " " in line.strip()
-    }
+    long = {number: line for number, line in lines if len(line) > 120 and not line.lstrip(" >").startswith("|")}
+    assert not {number for number, line in long.items() if not line.startswith("    ") and " " in line.strip()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -346,8 +340,7 @@ def test_the_wheel_holds_the_ranks_and_the_samples() -> None:
         "NOTICE.md",
     }
     packages = {
-        str(path.parent.relative_to(ROOT)).replace("/", ".")
-        for path in ROOT.glob("fineweb_shards/**/__init__.py")
+        str(path.parent.relative_to(ROOT)).replace("/", ".") for path in ROOT.glob("fineweb_shards/**/__init__.py")
     }
     assert set(data["tool"]["setuptools"]["packages"]) == packages | {"fineweb_shards.configs"}
 
@@ -388,7 +381,5 @@ def test_every_row_of_the_plan_is_documented(tmp_path: Path) -> None:
     """In the order in which it is shown; one row depends on how busy the machine is."""
     shown = inline.run_command("plan", "demo", "--out", tmp_path / "out").stdout.splitlines()
     example = section(REFERENCE, "### What `plan` shows").partition("$ make plan\n")[2].partition("\n\n")[0]
-    rows = [
-        [line[:10].strip() for line in lines] for lines in (shown, [row[4:] for row in example.split("\n")])
-    ]
+    rows = [[line[:10].strip() for line in lines] for lines in (shown, [row[4:] for row in example.split("\n")])]
     assert [row for row in rows[0] if row != "priority"] == rows[1]

@@ -24,8 +24,8 @@ FIGURE = re.compile(r"(under )?[0-9][0-9.,:-]*[kMGT]?( (s|min|GB|MB|kB|tokens/s|
 
 
 def words_of(text: str, out: Path) -> list[str]:
-    """Without times, speeds and free space, which differ from run to run; and without the lines about memory,
-    which only a run has that takes a while, and about other programs at work."""
+    """Without times, speeds and free space, which differ from run to run; and without the lines about memory, which
+    only a run has that takes a while, and about other programs at work."""
     some = ("memory ", "priority ")
     lines = [line for line in text.replace(str(out), "OUT").splitlines() if not line.startswith(some)]
     return [FIGURE.sub("#", line) for line in lines]
@@ -62,11 +62,9 @@ def test_this_process_stays_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--split", "nonsense"]], ids=["build", "mistake"])
-def test_a_fork_says_asks_and_leaves_the_same(
-    tmp_path: Path, more: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exit code, standard output and error, what the hub is asked for a listing, and the shards; and a fork
-    knows nothing of the one before it."""
+def test_a_fork_says_asks_and_leaves_the_same(tmp_path: Path, more: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code, standard output and error, what the hub is asked for a listing, and the shards; and a fork knows
+    nothing of the one before it."""
     monkeypatch.setattr(forked, "always_with_workers", False)
     words = ["build", *DATASET, *FLAGS, "--workers", "1", *more, "--out"]
     asked, said = [], []

@@ -206,9 +206,7 @@ def test_an_engine(package: Path, tmp_path: Path) -> None:
         entry,
     )
     entries = (package / "tokenizers" / "__init__.py").read_text()
-    changed = entries.replace(
-        "(GigatokenEngine, FastokensEngine)", "(GigatokenEngine, FastokensEngine, ToyEngine)"
-    )
+    changed = entries.replace("(GigatokenEngine, FastokensEngine)", "(GigatokenEngine, FastokensEngine, ToyEngine)")
     (package / "tokenizers" / "__init__.py").write_text(changed)
     source = tmp_path / "a.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))

@@ -1,5 +1,5 @@
-"""ShardDataset in a real torch DataLoader. Needs torch, which is no dependency; loader/test_shard_loader.py
-tests how batches are shared without it."""
+"""ShardDataset in a real torch DataLoader. Needs torch, which is no dependency; loader/test_shard_loader.py tests how
+batches are shared without it."""
 
 from __future__ import annotations
 
@@ -34,16 +34,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_two_ranks_and_two_workers_see_every_window_once(
-    folder: Path, seed: int | None, workers: int
-) -> None:
+def test_two_ranks_and_two_workers_see_every_window_once(folder: Path, seed: int | None, workers: int) -> None:
     """No batch twice, none lost, in the order of a ShardLoader; persistent workers hear of the next epoch."""
     seen: list[int] = []
     for rank in range(2):
         dataset = ShardDataset(folder, batch_size=2, seq_len=16, rank=rank, world_size=2, seed=seed)
-        plain = ShardLoader(
-            folder, batch_size=2, seq_len=16, rank=rank, world_size=2, seed=seed, framework="numpy"
-        )
+        plain = ShardLoader(folder, batch_size=2, seq_len=16, rank=rank, world_size=2, seed=seed, framework="numpy")
         loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
         assert len(loader) == len(plain)
         for epoch in range(2):
@@ -73,9 +69,7 @@ def test_a_rank_is_that_of_torchrun(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("settings", [{"align": "document"}, {"seed": 3, "shuffle": "documents"}])
-def test_documents_come_in_the_same_order_from_workers(
-    folder: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_documents_come_in_the_same_order_from_workers(folder: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     """As from a ShardLoader, also when a pass begins in the middle."""
     for path in folder.iterdir():
         np.save(tmp_path / path.name, np.load(path) % 41)

@@ -108,17 +108,13 @@ def test_times() -> None:
         parse_seconds("2fortnights")
 
 
-@pytest.mark.parametrize(
-    ("text", "ratio"), [("0.0005", 0.0005), ("5e-4", 0.0005), ("0.05%", 0.0005), (".5", 0.5)]
-)
+@pytest.mark.parametrize(("text", "ratio"), [("0.0005", 0.0005), ("5e-4", 0.0005), ("0.05%", 0.0005), (".5", 0.5)])
 def test_ratios(text: str, ratio: float) -> None:
     """Exactly what was written."""
     assert parse_ratio(text) == ratio
 
 
-@pytest.mark.parametrize(
-    "text", ["", "nan", "inf", "x", "1e-999999999", "1e999999999", "5%%", "٠.٥", "1/0", "0,5"]
-)
+@pytest.mark.parametrize("text", ["", "nan", "inf", "x", "1e-999999999", "1e999999999", "5%%", "٠.٥", "1/0", "0,5"])
 def test_what_is_no_ratio_is_refused(text: str) -> None:
     """At once, however large the exponent."""
     with pytest.raises(ValueError, match=re.escape(repr(text))):

@@ -1,5 +1,5 @@
-"""A vocabulary of 70,000 ids, made up, through everything that does not need an engine; and no width, id or
-size of GPT-2 stands where it would matter."""
+"""A vocabulary of 70,000 ids, made up, through everything that does not need an engine; and no width, id or size of
+GPT-2 stands where it would matter."""
 
 from __future__ import annotations
 
@@ -167,9 +167,7 @@ def no_mender() -> object:
     raise AssertionError("there is no seam to mend")
 
 
-def write(
-    out: Path, layout: str, documents: Documents, *, kill_after: int | None = None, **more: object
-) -> Manifest:
+def write(out: Path, layout: str, documents: Documents, *, kill_after: int | None = None, **more: object) -> Manifest:
     """Make the shards, or the rest of them; `kill_after` so many slices."""
     config = Config(out=str(out), layout=layout, shard_tokens=SHARD_TOKENS, **more)  # type: ignore[arg-type]
     spec = output_spec(config, FolderStore(out), WIDE)
@@ -308,8 +306,8 @@ def test_the_loader_finds_documents_by_the_manifests_eot(
 
 
 def test_train_llama3_reads_every_shard(made: dict[str, Path], documents: Documents) -> None:
-    """llm.c's train_llama3.py: _peek_data_shard and _load_data_shard, over the files that its glob finds; the
-    stream begins with the token that begins documents."""
+    """llm.c's train_llama3.py: _peek_data_shard and _load_data_shard, over the files that its glob finds; the stream
+    begins with the token that begins documents."""
     found = []
     for split in ("val", "train"):
         paths = sorted(made["llm.c"].glob(f"edu_fineweb_{split}_*.bin"))
@@ -338,8 +336,8 @@ def test_a_reader_of_two_bytes_is_refused(made: dict[str, Path], tmp_path: Path,
 
 
 def test_widths_by_vocabulary_and_layout() -> None:
-    """GPT-2 is uint16 everywhere but in torchtitan, which reads uint32 only; Megatron changes to int32 at
-    65,500 ids, the others at 65,537."""
+    """GPT-2 is uint16 everywhere but in torchtitan, which reads uint32 only; Megatron changes to int32 at 65,500 ids,
+    the others at 65,537."""
     widths = {name: ShardFormat(layout, GPT2).dtype.str for name, layout in LAYOUTS.items()}
     assert widths == {**dict.fromkeys(LAYOUTS, "<u2"), "torchtitan": "<u4"}
     for size, plain, megatron in [(65_499, "<u2", "<u2"), (65_536, "<u2", "<i4"), (65_537, "<u4", "<i4")]:
@@ -352,8 +350,8 @@ def test_widths_by_vocabulary_and_layout() -> None:
 
 
 def test_an_id_outside_the_vocabulary_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the width could hold; as int32 a negative number is one, too. It is found before the file has
-    a name, and in a file that has one."""
+    """Whatever the width could hold; as int32 a negative number is one, too. It is found before the file has a name,
+    and in a file that has one."""
     tokens = [[5, 70_001], [2**31 + 5]]
     with pytest.raises(DamageError, match=f"token {2**31 + 5} is outside the vocabulary"):
         write(tmp_path, "megatron", tokens)
@@ -370,9 +368,7 @@ def test_statistics_have_the_length_of_the_vocabulary(made: dict[str, Path], doc
     folder = made["build-nanogpt"]
     manifest = load_manifest(folder)
     assert manifest is not None
-    found = complete_folder_statistics(
-        FolderStore(folder), manifest.shard_format, manifest.shards, in_order=True
-    )
+    found = complete_folder_statistics(FolderStore(folder), manifest.shard_format, manifest.shards, in_order=True)
     tokens = stream_of(documents, "build-nanogpt")
     assert found.statistics.frequencies.tolist() == np.bincount(tokens, minlength=70_001).tolist()
     assert found.statistics.boundaries == len(documents)
@@ -436,8 +432,8 @@ def test_a_setting_that_is_younger_than_the_folder_has_its_default(made: dict[st
 
 
 def test_a_damaged_manifest_beside_bare_tokens_is_told(made: dict[str, Path], tmp_path: Path) -> None:
-    """Its width would be a guess; a file with a header is read all the same. One of another program says
-    nothing about ours."""
+    """Its width would be a guess; a file with a header is read all the same. One of another program says nothing about
+    ours."""
     text = (made["plain"] / "manifest.json").read_text()
     (tmp_path / "train.bin").write_bytes(np.array([1, 2], np.uint16).tobytes())
     np.save(tmp_path / "a.npy", np.array([1, 2], np.uint16))

@@ -1,8 +1,8 @@
 """`make cluster-demo`: two nodes of Ray and an S3 server on this machine; one node is killed on the way.
 
-The source files of Python's library become shards in a bucket, encoded by the nodes. When some are there, the
-second node is killed, and later another one comes. In the end every shard must be the one that this machine
-makes alone, in a folder. Everything is in a temporary folder, Ray's own files too, and gone afterwards.
+The source files of Python's library become shards in a bucket, encoded by the nodes. When some are there, the second
+node is killed, and later another one comes. In the end every shard must be the one that this machine makes alone, in a
+folder. Everything is in a temporary folder, Ray's own files too, and gone afterwards.
 """
 
 from __future__ import annotations

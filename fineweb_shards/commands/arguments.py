@@ -172,8 +172,8 @@ def add_setting_flags(parser: argparse._ActionsContainer, names: Iterable[str]) 
 
 
 def as_argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return the parser of a flag's value, with a ValueError turned into the only kind of error whose message
-    argparse shows."""
+    """Return the parser of a flag's value, with a ValueError turned into the only kind of error whose message argparse
+    shows."""
 
     def parse_argument(text: str) -> Any:
         try:

@@ -1,10 +1,10 @@
-"""`build`: make the shards, or resume an interrupted build, print the result, and run the user's command
-at its end, however it ends:
+"""`build`: make the shards, or resume an interrupted build, print the result, and run the user's command at its end,
+however it ends:
 
     --on-finish 'notify-send "shards: $FINEWEB_SHARDS_OUTCOME" "$FINEWEB_SHARDS_MESSAGE"'
 
-That command finds the outcome in its environment, so nothing has to be quoted. Its own failure does not
-change the exit code of the build.
+That command finds the outcome in its environment, so nothing has to be quoted. Its own failure does not change the exit
+code of the build.
 """
 
 from __future__ import annotations
@@ -146,11 +146,9 @@ def summary_values(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def run_command(
-    command: str, folder: Path, error: BaseException | None, location: str | None = None
-) -> str | None:
-    """Run the command with the outcome in FINEWEB_SHARDS_…; return a message if the command failed.
-    `location` is where the shards are, if it is not the folder."""
+def run_command(command: str, folder: Path, error: BaseException | None, location: str | None = None) -> str | None:
+    """Run the command with the outcome in FINEWEB_SHARDS_…; return a message if the command failed. `location` is where
+    the shards are, if it is not the folder."""
     longest = _LONGEST_SECONDS_AFTER_INTERRUPT if isinstance(error, Interrupted) else _LONGEST_SECONDS
     environment = {**os.environ, **describe_outcome(folder, error, location)}
     try:
@@ -165,9 +163,7 @@ def run_command(
     return f"--on-finish: the command ended with exit code {done.returncode}" if done.returncode else None
 
 
-def describe_outcome(
-    folder: Path, error: BaseException | None, location: str | None = None
-) -> dict[str, str]:
+def describe_outcome(folder: Path, error: BaseException | None, location: str | None = None) -> dict[str, str]:
     """Return the environment variables that describe how the build ended."""
     manifest: Manifest | None = None
     with contextlib.suppress(ShardError):  # an unreadable one may be the very reason why the build failed

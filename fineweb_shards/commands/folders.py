@@ -110,8 +110,8 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(options: argparse.Namespace) -> None:
-    """Write the report and print its path. About a folder in a bucket it is written where a build on this
-    machine has it, in the scratch folder of that address, so that the right to read is enough."""
+    """Write the report and print its path. About a folder in a bucket it is written where a build on this machine has
+    it, in the scratch folder of that address, so that the right to read is enough."""
     ignore_closed_output()
     store = read_named_store(options)
     path = report_path(scratch_folder(store.location, "")) if store.is_remote else None

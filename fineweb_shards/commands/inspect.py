@@ -37,9 +37,7 @@ def add_inspect_flags(parser: argparse.ArgumentParser) -> None:
     """Add the file or folder to inspect, and what to show of it."""
     parser.add_argument("path", metavar="FILE|DIR", help="on this machine, or in a bucket (s3://…)")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--document", metavar="N", type=as_argument(parse_count), help="show the N-th document, from 0"
-    )
+    what.add_argument("--document", metavar="N", type=as_argument(parse_count), help="show the N-th document, from 0")
     what.add_argument("--random", action="store_true", help="show a document chosen by chance")
     what.add_argument("--grep", metavar="TEXT", help="list the documents that contain TEXT")
     what.add_argument(
@@ -194,7 +192,7 @@ def _histogram_lines(found: TokenStatistics) -> list[str]:
 
 
 def _spell(token: int, vocabulary: Vocabulary) -> str:
-    """Return a token as an ASCII Python literal: white space is visible; control characters, and bytes that
-    are no whole character, are escaped."""
+    """Return a token as an ASCII Python literal: white space is visible; control characters, and bytes that are no
+    whole character, are escaped."""
     data = decode(np.array([token], vocabulary.dtype), vocabulary)
     return ascii(data.decode("utf-8", "backslashreplace"))

@@ -1,7 +1,7 @@
 """The command `fineweb-shards`: import the subcommand's module, parse its flags, run it, and print errors.
 
-Only the module of the requested subcommand is imported, so that `--help` and `status` are quick, and a
-worker, which imports the main module, starts without any of them.
+Only the module of the requested subcommand is imported, so that `--help` and `status` are quick, and a worker, which
+imports the main module, starts without any of them.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.units import show_count, show_seconds
 from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result, put_json
 
-# How long to wait for the network, if the command does not say: a person is waiting. With the time until a
-# connection is given up it stays below a minute.
+# How long to wait for the network, if the command does not say: a person is waiting. With the time until a connection
+# is given up it stays below a minute.
 _OUTAGE_SECONDS = 20
 
 

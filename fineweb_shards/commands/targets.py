@@ -1,8 +1,8 @@
 """Interpret the words after a subcommand: a bundled sample, a TOML file, input, or an output folder.
 
-A sample's name (`demo`, `sample-10BT` and so on) means the sample, whatever is in the current folder: the
-same command must mean the same thing when it is typed again. For subcommands that look at an output folder,
-though, an existing one has precedence.
+A sample's name (`demo`, `sample-10BT` and so on) means the sample, whatever is in the current folder: the same command
+must mean the same thing when it is typed again. For subcommands that look at an output folder, though, an existing one
+has precedence.
 
 There is one copy of the samples, the folder `configs` of the project. A wheel has it inside the package (see
 pyproject.toml); in a checkout, and so in an editable install, it lies beside the package.
@@ -66,9 +66,7 @@ def split_targets(targets: list[str], config: str | None) -> tuple[Path | None, 
     """Divide the targets into a config and inputs; check that the inputs may exist."""
     configs = [word for word in targets if is_config(word)]
     if config is not None and configs:
-        raise UsageError(
-            f"The config is named twice: {configs[0]} and --config {config}.", "Name one of the two."
-        )
+        raise UsageError(f"The config is named twice: {configs[0]} and --config {config}.", "Name one of the two.")
     if configs and len(targets) > 1:
         other = next(word for word in targets if word is not configs[0])
         raise UsageError(
@@ -127,8 +125,8 @@ def is_build_folder(folder: Path) -> bool:
 
 
 def _check_exists(word: str) -> None:
-    """Raise InputError for a word that is probably a misspelt sample or a dataset. Other wrong paths are
-    reported later, when the files are searched."""
+    """Raise InputError for a word that is probably a misspelt sample or a dataset. Other wrong paths are reported
+    later, when the files are searched."""
     if not word:
         raise InputError("'': the input's name is empty.", "Is a variable of the shell not set?")
     path = Path(os.path.expanduser(word))

@@ -28,19 +28,19 @@ Result = TypeVar("Result")
 
 
 class DataPlane(ABC):
-    """Writes tokens into files, and finishes files, while the caller continues. A failure (a disk that stays
-    full, an I/O error) is raised by whichever method is called next."""
+    """Writes tokens into files, and finishes files, while the caller continues. A failure (a disk that stays full, an
+    I/O error) is raised by whichever method is called next."""
 
     @abstractmethod
     def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
-        """Write ranges of a block's tokens where they belong, at the latest when the file is sealed; each
-        placement has a future, which is done when the file may be. After that the tokens are gone: a block is
-        placed once, with all its placements, even if it has none."""
+        """Write ranges of a block's tokens where they belong, at the latest when the file is sealed; each placement has
+        a future, which is done when the file may be. After that the tokens are gone: a block is placed once, with all
+        its placements, even if it has none."""
 
     @abstractmethod
     def seal(self, segment: Segment) -> Future[str]:
-        """Seal a segment (store/shard_files.py), and return its SHA-256. The futures of all placements into
-        it are done. If a worker dies, another one does it again."""
+        """Seal a segment (store/shard_files.py), and return its SHA-256. The futures of all placements into it are
+        done. If a worker dies, another one does it again."""
 
     @abstractmethod
     def write_sidecars(self, file: FinishedFile) -> Future[None]:
@@ -48,8 +48,8 @@ class DataPlane(ABC):
 
     @abstractmethod
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
-        """Wait until something is done, and return its result; TimeoutError if it takes too long. Only this
-        waits: a future's own `result` would block the thread that has to do the work."""
+        """Wait until something is done, and return its result; TimeoutError if it takes too long. Only this waits: a
+        future's own `result` would block the thread that has to do the work."""
 
     @property
     @abstractmethod
@@ -63,8 +63,8 @@ class DataPlane(ABC):
 
 
 class InProcessPlane(DataPlane):
-    """Does the work in this process, for an export, whose tokens come from finished files. It writes at once,
-    and seals files in threads. `close` it in the end."""
+    """Does the work in this process, for an export, whose tokens come from finished files. It writes at once, and seals
+    files in threads. `close` it in the end."""
 
     def __init__(self, store: Store, shard_format: ShardFormat, disk: Disk) -> None:
         self._store = store
@@ -126,11 +126,10 @@ class Executor(DataPlane):
         on_idle: Callable[[], None] = lambda: None,
         wanted_tokens: Callable[[], int | None] = lambda: None,
     ) -> Generator[EncodedBlock]:
-        """Yield the blocks of all batches, in the batches' order. Each has to be placed, unless it brings its
-        tokens. If the generator is closed, batches that were not yielded yet are dropped. While no block
-        comes, perhaps for as long as an outage, `on_idle` is called now and then. `wanted_tokens` says how
-        many tokens are still missing after the blocks so far, so that little more than that is fetched and
-        encoded; None: all."""
+        """Yield the blocks of all batches, in the batches' order. Each has to be placed, unless it brings its tokens.
+        If the generator is closed, batches that were not yielded yet are dropped. While no block comes, perhaps for as
+        long as an outage, `on_idle` is called now and then. `wanted_tokens` says how many tokens are still missing
+        after the blocks so far, so that little more than that is fetched and encoded; None: all."""
 
     @property
     @abstractmethod

@@ -2,10 +2,10 @@
 
 How orders arrive, where tokens are held, and where blocks are sent, is up to the executor.
 
-To find the document that crashes workers, a chunk is encoded one document at a time. Each document is
-announced to the parent before it is encoded, so that the parent knows which one the worker died on. If an
-engine raises an exception for a document, the other engine encodes it. A document that neither can encode is
-left out: a whole document leaves nothing in the stream, a piece of a long one leaves its EOT.
+To find the document that crashes workers, a chunk is encoded one document at a time. Each document is announced to the
+parent before it is encoded, so that the parent knows which one the worker died on. If an engine raises an exception for
+a document, the other engine encodes it. A document that neither can encode is left out: a whole document leaves nothing
+in the stream, a piece of a long one leaves its EOT.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class WorkerSpec:
 def encode_batch(
     source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
 ) -> Iterator[tuple[int, EncodedBlock]]:
-    """Yield a block, with its number in the batch, for each chunk from `order.first_block` on. `announce`
-    gets each document that is encoded on its own."""
+    """Yield a block, with its number in the batch, for each chunk from `order.first_block` on. `announce` gets each
+    document that is encoded on its own."""
     part = order.batch.part
     if isinstance(encoder, Encoder) and source.of(order.batch).settings.tokens_column is not None:
         encoder = encoder.joiner
@@ -115,8 +115,8 @@ def encode_batch(
 def _encode_single(
     source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
 ) -> Iterator[tuple[int, EncodedBlock]]:
-    """Yield the blocks of a batch of one file. If a token_count differs, the bytes are fetched once more, if
-    they came over the network, before the file is blamed for it."""
+    """Yield the blocks of a batch of one file. If a token_count differs, the bytes are fetched once more, if they came
+    over the network, before the file is blamed for it."""
 
     def encode_from(first_block: int) -> Iterator[tuple[int, EncodedBlock]]:
         for number, chunk in enumerate(source.chunks(order.batch)):
@@ -184,8 +184,8 @@ def _encode_chunk(
 
 
 def hold_tokens(order: WorkOrder, index: int, block: EncodedBlock) -> tuple[EncodedBlock, Tokens | None]:
-    """Return a block without its tokens, and the tokens for the worker to hold; at a seam, or if there are
-    none, return it as it is, because the parent has to repair the tokens there."""
+    """Return a block without its tokens, and the tokens for the worker to hold; at a seam, or if there are none, return
+    it as it is, because the parent has to repair the tokens there."""
     tokens = block.array
     if block.starts_at_seam or block.ends_at_seam or not len(tokens):
         return block, None
@@ -232,8 +232,8 @@ def holds_any(chunk: TextChunk, digests: frozenset[str]) -> bool:
 def encode_one_by_one(
     chunk: TextChunk, where: str, encoder: Encoder, order: WorkOrder, announce: Announce, piece_bytes: int
 ) -> EncodedBlock:
-    """Encode a chunk as one block, like `encoder.encode`, but leave out documents that can't be encoded.
-    `announce` is called before each document. `piece_bytes` is recorded for pieces of long documents."""
+    """Encode a chunk as one block, like `encoder.encode`, but leave out documents that can't be encoded. `announce` is
+    called before each document. `piece_bytes` is recorded for pieces of long documents."""
     nothing = np.empty(0, encoder.vocabulary.dtype), NO_POSITIONS
     blocks = [EncodedBlock(chunk.start, None, *nothing, counts=chunk.counts, problems=chunk.problems)]
     quarantined: list[Quarantined] = []
@@ -277,9 +277,7 @@ def join_blocks(blocks: list[EncodedBlock]) -> EncodedBlock:
     )
 
 
-def _encode_with_either(
-    part: TextChunk, where: str, encoder: Encoder, order: WorkOrder, sha256: str
-) -> EncodedBlock:
+def _encode_with_either(part: TextChunk, where: str, encoder: Encoder, order: WorkOrder, sha256: str) -> EncodedBlock:
     """Encode a document with either engine, or only with the other one if the first has crashed on it."""
     if sha256 in order.use_fallback_for or len(order.use_fallback_for) >= _MANY_FALLBACKS:
         return (encoder.fallback or encoder).encode(part, where)

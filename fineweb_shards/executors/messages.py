@@ -1,8 +1,8 @@
 """Define what executors and their workers send each other: processes on this machine, tasks on a Ray cluster.
 
-What is to be done is a value, so that it can be sent to any worker, and again to another one if that dies.
-No message contains tokens, except those of a block with a seam. Values that travel have no slots: pickling
-them would take four times as long.
+What is to be done is a value, so that it can be sent to any worker, and again to another one if that dies. No message
+contains tokens, except those of a block with a seam. Values that travel have no slots: pickling them would take four
+times as long.
 """
 
 from __future__ import annotations

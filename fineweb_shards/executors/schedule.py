@@ -12,8 +12,7 @@
 - A batch of several files becomes a batch for each as soon as one of them needs attention: a worker has died,
   or a document of it is left out. So the rules above apply to one file, as if it had never been joined.
 
-No I/O: a worker is any hashable handle. Executors start workers, send them orders, receive their messages and
-end them.
+No I/O: a worker is any hashable handle. Executors start workers, send them orders, receive their messages and end them.
 """
 
 from __future__ import annotations
@@ -161,8 +160,8 @@ class Schedule(Generic[Worker]):
         self._loads[worker].tasks[0].trying = document
 
     def receive_block(self, worker: Worker, index: int, block: EncodedBlock) -> WriteOrder | None:
-        """Keep the next block of the batch that a worker is encoding; `index` is its number in the batch.
-        Returns the order to write its tokens, if they were lost after it was known where they belong."""
+        """Keep the next block of the batch that a worker is encoding; `index` is its number in the batch. Returns the
+        order to write its tokens, if they were lost after it was known where they belong."""
         load = self._loads[worker]
         task = load.tasks[0]
         if task.abandoned and index not in task.held:
@@ -184,9 +183,9 @@ class Schedule(Generic[Worker]):
     def place(
         self, tokens: HeldTokens, placements: Sequence[Placement]
     ) -> tuple[WriteOrder, Worker | None, list[Future[None]]]:
-        """Return the order to write a block, the worker that has its tokens now, and a future for each
-        placement. If the tokens are lost, there is no worker, and `receive_block` returns the order when they
-        have been made again."""
+        """Return the order to write a block, the worker that has its tokens now, and a future for each placement. If
+        the tokens are lost, there is no worker, and `receive_block` returns the order when they have been made
+        again."""
         task, worker = self._unfinished[tokens.batch]
         held = task.held[tokens.block]
         held.order = WriteOrder(tokens.batch, tokens.block, tuple(placements))
@@ -245,8 +244,8 @@ class Schedule(Generic[Worker]):
         return bool(self._tasks) and (bool(self._tasks[0].blocks) or self._tasks[0].done)
 
     def take_output(self) -> Iterator[EncodedBlock]:
-        """Yield the blocks of the first batch that have arrived. If the batch has an error, it is raised
-        after them, so that everything before the error is packed."""
+        """Yield the blocks of the first batch that have arrived. If the batch has an error, it is raised after them, so
+        that everything before the error is packed."""
         task = self._tasks[0]
         while task.blocks:
             block = task.blocks.popleft()
@@ -263,8 +262,8 @@ class Schedule(Generic[Worker]):
                 raise task.error
 
     def abandon_output(self) -> None:
-        """Give up all batches that were not output: the stream ends before them. Blocks of which it is known
-        where they belong will still be written."""
+        """Give up all batches that were not output: the stream ends before them. Blocks of which it is known where they
+        belong will still be written."""
         for task in self._tasks:
             task.abandoned = True
             task.blocks.clear()
@@ -299,8 +298,8 @@ class Schedule(Generic[Worker]):
         self._do_again(lost)
 
     def note_death(self, worker: Worker, death: Death) -> bool:
-        """Take back a dead worker's batches, and decide what to do about the one that it died on. If this
-        returns True, the batches of all workers were taken back, and the caller has to end them all."""
+        """Take back a dead worker's batches, and decide what to do about the one that it died on. If this returns True,
+        the batches of all workers were taken back, and the caller has to end them all."""
         load = self._loads.get(worker)
         task = load.tasks[0] if load and load.tasks else None
         for other, holder in self._unfinished.values():
@@ -361,14 +360,11 @@ class Schedule(Generic[Worker]):
             raise WorkerError(
                 f"A document of the batch at position {task.batch.position} was encoded before, and now "
                 f"crashes workers: {document.cause}.",
-                "Memory may be short or faulty. Everything finished is kept; rerun the same command to "
-                "resume.",
+                "Memory may be short or faulty. Everything finished is kept; rerun the same command to resume.",
             )
         self._newly_quarantined += 1
         if self._newly_quarantined > MAXIMUM_QUARANTINED:
-            raise WorkerError(
-                f"More than {MAXIMUM_QUARANTINED} documents crashed their workers: {document.cause}."
-            )
+            raise WorkerError(f"More than {MAXIMUM_QUARANTINED} documents crashed their workers: {document.cause}.")
         self._add_digest(document)
         task.skip_digests = self._digests[document.file]
         self._remove_all_workers()

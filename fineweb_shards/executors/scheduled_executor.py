@@ -1,10 +1,9 @@
 """What executors with a schedule share: list batches, give them out, yield their blocks in order.
 
-What is listed, given out and fetched ahead of its use is bounded (`Producer`, `MaxTokensCutoff`,
-`AdaptivePrefetch`).
+What is listed, given out and fetched ahead of its use is bounded (`Producer`, `MaxTokensCutoff`, `AdaptivePrefetch`).
 
-Everything happens in the caller's thread, inside `encode` and `wait`. A subclass gives out what there is to
-do (`_give_out`), and waits until something has happened (`_listen`).
+Everything happens in the caller's thread, inside `encode` and `wait`. A subclass gives out what there is to do
+(`_give_out`), and waits until something has happened (`_listen`).
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ _TRY_AGAIN_SECONDS = 60.0
 
 
 class Producer:
-    """Lists batches in a thread, so that a slow disk, network or pipe never blocks the run, and keeps up to
-    `ahead` of them ready. `wake` is called, in the thread, for each batch and for the end.
+    """Lists batches in a thread, so that a slow disk, network or pipe never blocks the run, and keeps up to `ahead` of
+    them ready. `wake` is called, in the thread, for each batch and for the end.
 
-    Not a `queue.Queue`, whose lock is taken in Python: a signal handler that raises in the middle of that
-    leaves it locked, and whoever wants to stop the thread then waits for ever. A SimpleQueue is taken in C.
+    Not a `queue.Queue`, whose lock is taken in Python: a signal handler that raises in the middle of that leaves it
+    locked, and whoever wants to stop the thread then waits for ever. A SimpleQueue is taken in C.
     """
 
     def __init__(self, batches: Iterator[Batch], ahead: int, wake: Callable[[], object]) -> None:
@@ -104,18 +103,18 @@ class Producer:
 
 
 class MaxTokensCutoff:
-    """Says when the batches under way suffice for `--max-tokens`: what is given out beyond that is fetched
-    and encoded for nothing, and bytes out of a bucket cost money. `wanted_tokens` returns how many tokens are
-    still missing; None if there is no limit. How many tokens a byte makes is measured: a condition on
-    documents, or limits of length, may leave few of them."""
+    """Says when the batches under way suffice for `--max-tokens`: what is given out beyond that is fetched and encoded
+    for nothing, and bytes out of a bucket cost money. `wanted_tokens` returns how many tokens are still missing; None
+    if there is no limit. How many tokens a byte makes is measured: a condition on documents, or limits of length, may
+    leave few of them."""
 
     def __init__(self, wanted_tokens: Callable[[], int | None]) -> None:
         self._wanted_tokens = wanted_tokens
         self._first = wanted_tokens()
 
     def is_met_by(self, waiting_bytes: int, output_bytes: int) -> bool:
-        """Return whether batches of `waiting_bytes` will probably make all that is missing, as those of
-        `output_bytes` made what is there."""
+        """Return whether batches of `waiting_bytes` will probably make all that is missing, as those of `output_bytes`
+        made what is there."""
         wanted = self._wanted_tokens()
         if wanted is None or self._first is None:
             return False
@@ -127,12 +126,12 @@ class MaxTokensCutoff:
 
 
 class AdaptivePrefetch:
-    """Says how many batches a worker may have at once (`batches`), by what workers report at the end of each.
-    A worker fetches all its batches at the same time, each over a connection of its own, and encodes them one
-    after the other. Two are enough where bytes come from a disk. A single connection to a CDN is slow on a
-    long line, so from the hub a worker begins with several. While workers wait for bytes they get more, as
-    long as that brings more bytes; while nobody waits they get fewer, because what is fetched ahead takes
-    memory. It has no clock: the caller says what time it is."""
+    """Says how many batches a worker may have at once (`batches`), by what workers report at the end of each. A worker
+    fetches all its batches at the same time, each over a connection of its own, and encodes them one after the other.
+    Two are enough where bytes come from a disk. A single connection to a CDN is slow on a long line, so from the hub a
+    worker begins with several. While workers wait for bytes they get more, as long as that brings more bytes; while
+    nobody waits they get fewer, because what is fetched ahead takes memory. It has no clock: the caller says what time
+    it is."""
 
     def __init__(self, workers: int, *, is_remote: bool) -> None:
         self.batches = FIRST_REMOTE_BATCHES if is_remote else FEWEST_BATCHES
@@ -172,8 +171,8 @@ class AdaptivePrefetch:
 
 
 class Waits:
-    """What workers wait for: the observer is told when the first wait for a cause begins and the last ends.
-    A worker is any hashable handle."""
+    """What workers wait for: the observer is told when the first wait for a cause begins and the last ends. A worker is
+    any hashable handle."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -301,8 +300,8 @@ class ScheduledExecutor(Executor, Generic[Worker]):
 
 
 def replace_unreadable(source: Parts, task: Task, death: Death) -> EncodedBlock | WorkerError:
-    """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it.
-    `death` is that of the last worker."""
+    """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it. `death` is that
+    of the last worker."""
     batch, file = task.batch, source.file_of(task.batch)
     settings = source.of(batch).settings
     sentence = (

@@ -1,12 +1,11 @@
-"""Track one batch: the blocks that were encoded, those that a worker still holds, and the workers that died.
-Track files that are to be finished. No I/O.
+"""Track one batch: the blocks that were encoded, those that a worker still holds, and the workers that died. Track
+files that are to be finished. No I/O.
 
-The tokens of a block stay with its worker until they are written. If the worker dies before, the batch is
-encoded again from the first block that is missing, and gives the same tokens.
+The tokens of a block stay with its worker until they are written. If the worker dies before, the batch is encoded again
+from the first block that is missing, and gives the same tokens.
 
-After three deaths the documents of the batch are encoded one by one (encode_batch.py). From then on
-it matters how workers die on the document that was announced last (`DeathKind`; how a process died is found
-out in local/pool.py):
+After three deaths the documents of the batch are encoded one by one (encode_batch.py). From then on it matters how
+workers die on the document that was announced last (`DeathKind`; how a process died is found out in local/pool.py):
 
 - crashed, or stuck: the document gets the other engine next; if that crashes a worker, too, the document is
   quarantined;
@@ -114,8 +113,8 @@ class Task:
         return len(self.lengths)
 
     def order(self, skip_digests: frozenset[str]) -> WorkOrder:
-        """Return the order for the worker that gets this batch now. `skip_digests` are for the first order:
-        a batch that is encoded again has to give the same tokens."""
+        """Return the order for the worker that gets this batch now. `skip_digests` are for the first order: a batch
+        that is encoded again has to give the same tokens."""
         self.trying = None
         self.done = False
         if self.skip_digests is None:
@@ -125,8 +124,8 @@ class Task:
         return WorkOrder(self.batch, self.number, first_block, self.skip_digests, self.one_by_one, fallbacks)
 
     def fail(self, error: ShardError) -> None:
-        """Note that the rest of the batch can't be done. The error comes in its turn, in place of blocks that
-        were lost. If one of those was output already, it is raised now: its tokens are being waited for."""
+        """Note that the rest of the batch can't be done. The error comes in its turn, in place of blocks that were
+        lost. If one of those was output already, it is raised now: its tokens are being waited for."""
         self.done, self.error = True, error
         lost = min((index for index, held in self.held.items() if not held.present), default=self.received)
         if lost < self.received - len(self.blocks):
@@ -137,8 +136,8 @@ class Task:
             self.blocks.pop()
 
     def receive_block(self, index: int, block: EncodedBlock) -> WriteOrder | None:
-        """Keep a block until its turn; return the order to write it, if that is known already. The worker has
-        got past the document that it announced last."""
+        """Keep a block until its turn; return the order to write it, if that is known already. The worker has got past
+        the document that it announced last."""
         self.trying = None
         self._kills = 0
         again = index < self.received
@@ -204,8 +203,7 @@ class Task:
             row = f" in row {document.row:,}" if document.row is not None else ""
             place += f", each time at or before a document of {document.text_bytes:,} bytes{row}"
         return WorkerError(
-            f"{self._kills} workers were killed from outside on one batch, {place}; "
-            f"the last one {death.description}.",
+            f"{self._kills} workers were killed from outside on one batch, {place}; the last one {death.description}.",
             "No document was left out. Find out what kills them (a program, a scheduler, a memory limit: "
             "see --max-memory and --workers); rerun the same command to resume.",
         )

@@ -1,8 +1,8 @@
 """Define a format: what is in a file, cut into batches in the parent and read in the workers.
 
-A new format is a subclass of `Format` with three methods, and an entry in registry.py. `batches` runs once,
-in the parent, and should read next to nothing; `chunks` runs in the workers and does the reading. Both read
-through `place`, so that a format works wherever files are.
+A new format is a subclass of `Format` with three methods, and an entry in registry.py. `batches` runs once, in the
+parent, and should read next to nothing; `chunks` runs in the workers and does the reading. Both read through `place`,
+so that a format works wherever files are.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ class Format(ABC):
         """Close files that were kept open for the next batch."""
 
     def is_small(self, file: InputFile) -> bool:
-        """Return whether a file is a small text that is fetched once, whole, by the parent: to list its
-        documents the parent has to look at a good part of it anyway."""
+        """Return whether a file is a small text that is fetched once, whole, by the parent: to list its documents the
+        parent has to look at a good part of it anyway."""
         is_text = FORMATS[file.format].is_text and file.compression is None
         return self.place.is_remote and is_text and file.size_bytes <= _SMALL_BYTES
 
     def by_value(self, file: InputFile) -> bool:
-        """Return whether a file can only be read front to back, so that its batches carry their bytes; also
-        one over the network of which all has to be read to list its batches: it should be fetched once."""
+        """Return whether a file can only be read front to back, so that its batches carry their bytes; also one over
+        the network of which all has to be read to list its batches: it should be fetched once."""
         is_stream = file.is_pipe or file.compression is not None
         fetched_whole = self.place.is_remote and not FORMATS[file.format].by_ranges
         return is_stream or fetched_whole or self.is_small(file)
@@ -113,8 +113,7 @@ class Format(ABC):
         return None
 
     def prefetch(self, file: InputFile, batch: Batch) -> None:
-        """Begin to fetch a batch that will be read soon. Runs in a worker, in the thread that receives
-        orders."""
+        """Begin to fetch a batch that will be read soon. Runs in a worker, in the thread that receives orders."""
 
     def fetch_again(self, file: InputFile, batch: Batch) -> None:
         """Drop what was fetched of a batch that has been read, and fetch it again for the next reading."""

@@ -1,13 +1,13 @@
 """Read CSV and TSV: batches are byte ranges that end at record ends; the first record names the columns.
 
-Quotes are those of RFC 4180, in TSV as well: a `"` may only stand at both ends of a field and, doubled,
-inside such a field. Then a byte is quoted exactly if the number of `"` before it is odd, and NumPy finds
-records at a gigabyte a second, without a step for each character. So the parent, which has to know where
-records end, reads the whole file once and counts quotes; the workers split their ranges.
+Quotes are those of RFC 4180, in TSV as well: a `"` may only stand at both ends of a field and, doubled, inside such a
+field. Then a byte is quoted exactly if the number of `"` before it is odd, and NumPy finds records at a gigabyte a
+second, without a step for each character. So the parent, which has to know where records end, reads the whole file once
+and counts quotes; the workers split their ranges.
 
-`find_stray_quote` finds the first `"` that stands elsewhere: after it counting would be wrong, and nobody
-knows where the record ends. With `--on-bad-file skip` everything from its beginning to the end of the line
-with that quote is left out, and a record begins after it. That depends on the file alone.
+`find_stray_quote` finds the first `"` that stands elsewhere: after it counting would be wrong, and nobody knows where
+the record ends. With `--on-bad-file skip` everything from its beginning to the end of the line with that quote is left
+out, and a record begins after it. That depends on the file alone.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ from fineweb_shards.types import Batch, Counts, Cursor, Origin, Positions, TextC
 MAX_RECORD_BYTES = 64 * 2**20
 BLOCK_BYTES = 2**20
 _QUOTE, _LINE_END, _RETURN = b'"\n\r'
-_STRAY_HINT = (
-    'Write such fields as RFC 4180 says ("a ""quoted"" word"), or leave out such records: --on-bad-file skip.'
-)
+_STRAY_HINT = 'Write such fields as RFC 4180 says ("a ""quoted"" word"), or leave out such records: --on-bad-file skip.'
 _UNREADABLE = object()  # stands for a field that is no value of the kind that it should be
 
 
@@ -60,8 +58,8 @@ class CsvFormat(TextFormat):
                 yield replace(batch, columns=columns)
 
     def _read_header(self, file: InputFile, head: bytes) -> tuple[tuple[str, ...], int]:
-        """Return the names of the columns, and where the records begin; no names if the file is empty.
-        BadFileError if they don't name the column with the text, and those of --where, once."""
+        """Return the names of the columns, and where the records begin; no names if the file is empty. BadFileError if
+        they don't name the column with the text, and those of --where, once."""
         body = head.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
         start = len(head) - len(body)
         if not body and len(head) < SAMPLE_BYTES:
@@ -141,8 +139,8 @@ class CsvFormat(TextFormat):
             yield Range(record, offset, problem=self.leave_out(problem))
 
     def _record_ends(self, block: Block, offset: int, limit: int) -> Iterator[int]:
-        """Yield, in order, the ends of the first and the last record that end in a block, before its place
-        `limit`, and of those between them that may end a batch. `offset` is the block's place in the file."""
+        """Yield, in order, the ends of the first and the last record that end in a block, before its place `limit`, and
+        of those between them that may end a batch. `offset` is the block's place in the file."""
         last = block.last_end(limit)
         if last is None:
             return
@@ -196,16 +194,14 @@ class CsvFormat(TextFormat):
             ids = [decode_text(cell)[0] for cell in records.take(sound, columns.index("id"))]
         counts = Counts(sum(map(len, cells)), replaced_characters=replaced, bad_parts=len(problems))
         origins = (Origin(0, len(texts), ids=ids),)
-        chunk = TextChunk(
-            texts, None, end, counts=counts + left_out, problems=tuple(problems), origins=origins
-        )
+        chunk = TextChunk(texts, None, end, counts=counts + left_out, problems=tuple(problems), origins=origins)
         return chunk, failure
 
     def _read_values(
         self, columns: tuple[str, ...], records: Records, sound: NDArray[np.bool_]
     ) -> tuple[dict[int, tuple[Any, ...]], dict[int, str]]:
-        """Return the values that --where needs by the number of their record, and what is wrong with those of
-        which it can't be decided; these are no longer `sound`."""
+        """Return the values that --where needs by the number of their record, and what is wrong with those of which it
+        can't be decided; these are no longer `sound`."""
         if self.settings.where is None:
             return {}, {}
         numbers = np.flatnonzero(sound).tolist()
@@ -245,8 +241,8 @@ def _separation_hint(file: InputFile, header: str, wanted: str) -> str | None:
 
 
 def _parse_field(cell: bytes, kind: Kind) -> Any:
-    """Return a field as a value of the kind that --where compares it with: an empty one is a missing number,
-    and an empty text. `_UNREADABLE` if it is none of that kind."""
+    """Return a field as a value of the kind that --where compares it with: an empty one is a missing number, and an
+    empty text. `_UNREADABLE` if it is none of that kind."""
     text = decode_text(cell)[0]
     if kind == "text":
         return text
@@ -315,8 +311,8 @@ class Block:
         return None
 
     def find_stray_quote(self, before: bytes, after: bytes, delimiter: bytes) -> int | None:
-        """Return the place of the first quote that is neither at an end of a field nor doubled. `before` and
-        `after` are the bytes around the block: a line end at the beginning and the end of the file."""
+        """Return the place of the first quote that is neither at an end of a field nor doubled. `before` and `after`
+        are the bytes around the block: a line end at the beginning and the end of the file."""
         framed = np.frombuffer(before + self.data + after, np.uint8)
         opening = (np.arange(len(self.quotes)) + self.starts_quoted) % 2 == 0
         sound = np.where(
@@ -327,8 +323,8 @@ class Block:
         return None if sound.all() else int(self.quotes[np.argmin(sound)])
 
     def find_outside(self, *wanted: int) -> Positions:
-        """Return the places of some bytes that are not quoted. A piece at a time, because a long text in
-        quotes may have many of them."""
+        """Return the places of some bytes that are not quoted. A piece at a time, because a long text in quotes may
+        have many of them."""
         data = np.frombuffer(self.data, np.uint8)
         found = [np.empty(0, np.int64)]
         for offset in range(0, len(data), BLOCK_BYTES):
@@ -376,9 +372,7 @@ def split_records(block: Block, delimiter: bytes) -> Records:
     has_lone_return = np.zeros(len(last), np.bool_)
     has_lone_return[np.searchsorted(record_ends, lone)] = True
     wanted = starts < _without_return(data, record_ends)
-    return Records(
-        block, starts[wanted], (last - first + 1)[wanted], has_lone_return[wanted], ends, first[wanted]
-    )
+    return Records(block, starts[wanted], (last - first + 1)[wanted], has_lone_return[wanted], ends, first[wanted])
 
 
 def _without_return(data: bytes, ends: Positions) -> Positions:

@@ -1,8 +1,8 @@
 """Stream datasets on the hub that are not parquet (JSON, CSV, text, …) front to back with `datasets`.
 
-The parent reads the rows and passes them to the workers as JSON lines; the position is the row's number.
-`datasets`' own state is not used: it has skipped and repeated rows (datasets#8145, #8308, #7538). After an
-interruption the stream is opened again and rows are skipped up to the next one.
+The parent reads the rows and passes them to the workers as JSON lines; the position is the row's number. `datasets`'
+own state is not used: it has skipped and repeated rows (datasets#8145, #8308, #7538). After an interruption the stream
+is opened again and rows are skipped up to the next one.
 """
 
 from __future__ import annotations
@@ -114,8 +114,7 @@ class HubRowsFormat(JsonLinesFormat):
                 if column not in names:
                     is_ours = column == self.settings.column
                     raise HubError(
-                        f"dataset {hub.dataset}: there is no column {column!r}; the columns are: "
-                        f"{', '.join(names)}.",
+                        f"dataset {hub.dataset}: there is no column {column!r}; the columns are: {', '.join(names)}.",
                         self.settings.column_hint() if is_ours else "Check the names in --where.",
                     )
             stream = stream.select_columns(self._columns)

@@ -1,8 +1,8 @@
-"""Read JSON lines: batches are byte ranges that end at line ends; every line is an object with a text in it,
-or with a list of ids.
+"""Read JSON lines: batches are byte ranges that end at line ends; every line is an object with a text in it, or with a
+list of ids.
 
-A bad line, also one that is too long, is left out alone (`--on-bad-file skip`), or stops the run after
-everything before it has been read: neither depends on where batches end.
+A bad line, also one that is too long, is left out alone (`--on-bad-file skip`), or stops the run after everything
+before it has been read: neither depends on where batches end.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ MAX_LINE_BYTES = 64 * 2**20
 _WINDOW_BYTES = 64 * 1024
 _MOST_DIGITS = 400  # more than any double has
 _ROUNDED = 2.0**63  # orjson returns longer whole numbers as doubles
-LONG_HINT = (
-    "Put documents of that length into text files (--separator none), or leave out such {}: "
-    "--on-bad-file skip."
-)
+LONG_HINT = "Put documents of that length into text files (--separator none), or leave out such {}: --on-bad-file skip."
 
 
 def _parse_integer(digits: str) -> float:
@@ -139,8 +136,8 @@ class JsonLinesFormat(TextFormat):
             raise failure
 
     def _select(self, rows: list[_Row]) -> tuple[list[_Row], Counts, list[_Row]]:
-        """Return the rows that --where keeps, counts of the others, and those that it keeps but that have no
-        document; without `--on-bad-file skip` only what is before the first such row."""
+        """Return the rows that --where keeps, counts of the others, and those that it keeps but that have no document;
+        without `--on-bad-file skip` only what is before the first such row."""
         assert self.row_filter is not None
         passes, left_out = self.row_filter.select_values([row.values for row in rows])
         kept = list(compress(rows, passes))
@@ -154,9 +151,7 @@ class JsonLinesFormat(TextFormat):
     def _join(self, rows: list[_Row]) -> TextChunk:
         """Return the documents of some lines as a chunk without cursors."""
         if self.settings.tokens_column is not None:
-            found = TokenRows.from_arrays(
-                [row.document for row in rows if isinstance(row.document, np.ndarray)]
-            )
+            found = TokenRows.from_arrays([row.document for row in rows if isinstance(row.document, np.ndarray)])
             vocabulary = self.settings.vocabulary
             lists = found.without_outer_eots(vocabulary).to_documents(vocabulary)
             return TextChunk(lists, None, None)
@@ -169,10 +164,10 @@ class JsonLinesFormat(TextFormat):
         return offset
 
     def _parse_line(self, file: InputFile, line: bytes, offset: int) -> _Row:
-        """Return what is needed of a line; BadFileError if it has no document (with --where, only once it is
-        known that the line is kept), or if --where can't use it."""
-        # orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it
-        # knows neither NaN nor half a character), and about every line without a document.
+        """Return what is needed of a line; BadFileError if it has no document (with --where, only once it is known that
+        the line is kept), or if --where can't use it."""
+        # orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it knows
+        # neither NaN nor half a character), and about every line without a document.
         try:
             row = orjson.loads(line)
             document, name = self._to_document(row[self.settings.column]), row.get("id")

@@ -1,10 +1,10 @@
-"""Read parquet files: batches are sequences of row groups; of the columns only those are read that hold the
-documents, FineWeb's token counts, and what --where needs.
+"""Read parquet files: batches are sequences of row groups; of the columns only those are read that hold the documents,
+FineWeb's token counts, and what --where needs.
 
-With `ParquetFile`, never with a dataset scan: those abort or hang at exit when left half read
-(arrow#45214). A worker keeps its current file open and the footer parsed, because parsing the footer of
-a FineWeb-Edu file (2 GB, 700 row groups) takes longer than reading one row group. Over the network a footer
-takes three requests in a row, so files are opened in the background, the next one ahead of time.
+With `ParquetFile`, never with a dataset scan: those abort or hang at exit when left half read (arrow#45214). A worker
+keeps its current file open and the footer parsed, because parsing the footer of a FineWeb-Edu file (2 GB, 700 row
+groups) takes longer than reading one row group. Over the network a footer takes three requests in a row, so files are
+opened in the background, the next one ahead of time.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from fineweb_shards.system.background import in_background
 from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
-# Rows are decoded a slice at a time and encoded a chunk at a time: both fit a worker's share of memory,
-# however large the row groups are.
+# Rows are decoded a slice at a time and encoded a chunk at a time: both fit a worker's share of memory, however large
+# the row groups are.
 _SLICE_ROWS = 128
 _SLICE_TOKEN_ROWS = 2048  # they are checked and copied all at once, so that few at a time would be slow
 _SLICE_BYTES = 512 * 1024
@@ -67,8 +67,8 @@ class ParquetFormat(Format):
 
     def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
         super().__init__(settings, place)
-        # By default pyarrow has mimalloc, which keeps 47 MB more in every worker, for as much speed; malloc
-        # has ten times the page faults.
+        # By default pyarrow has mimalloc, which keeps 47 MB more in every worker, for as much speed; malloc has ten
+        # times the page faults.
         if "jemalloc" in pa.supported_memory_backends():
             pa.set_memory_pool(pa.jemalloc_memory_pool())
         self._opened: dict[str, Future[ParquetSource]] = {}  # by path, those that are needed last at the end
@@ -199,8 +199,8 @@ class ParquetFormat(Format):
     # Reading
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
-        """Read the documents of a batch. Only the first chunk has a start cursor and only the last an end
-        cursor, and those only at the boundary of a row group."""
+        """Read the documents of a batch. Only the first chunk has a start cursor and only the last an end cursor, and
+        those only at the boundary of a row group."""
         with self._lock:
             self._reading = file.path
             fetch = self._fetches.pop((file.path, batch.position), None)
@@ -232,12 +232,10 @@ class ParquetFormat(Format):
         ends = batch.rows is None or batch.rows[1] == footer.group_rows[batch.position]
         yield replace(chunk, end=Cursor(batch.file, batch.end) if ends else None)
 
-    def _read_group(
-        self, opened: ParquetSource, group: int, rows: tuple[int, int] | None
-    ) -> Iterator[TextChunk]:
-        """Yield the documents of a row group, or of some of its rows, a slice at a time. A row group can only
-        be read from its start. So the reader is kept for the next batch of the same one: every worker reads a
-        large row group only once, whichever rows it gets."""
+    def _read_group(self, opened: ParquetSource, group: int, rows: tuple[int, int] | None) -> Iterator[TextChunk]:
+        """Yield the documents of a row group, or of some of its rows, a slice at a time. A row group can only be read
+        from its start. So the reader is kept for the next batch of the same one: every worker reads a large row group
+        only once, whichever rows it gets."""
         footer, file, vocabulary = opened.footer, opened.file, self.settings.vocabulary
         first, end = rows or (0, footer.group_rows[group])
         place = f"{file.path}: row group {group}"
@@ -276,8 +274,8 @@ class ParquetFormat(Format):
     def stated_extent(
         self, file: InputFile, least_tokens: int = 0, most_tokens: int | None = None
     ) -> StatedExtent | None:
-        """Add up the file's `token_count` over the documents that --where and these limits keep; None if it
-        has no usable one, or if the columns that --where needs are large."""
+        """Add up the file's `token_count` over the documents that --where and these limits keep; None if it has no
+        usable one, or if the columns that --where needs are large."""
         opened = self._begin_opening(file).result()
         schema = opened.parsed.schema_arrow
         if self.settings.vocabulary != TOKEN_COUNT_VOCABULARY or self.settings.tokens_column is not None:
@@ -325,9 +323,9 @@ def _are_small(opened: ParquetSource, columns: Sequence[str]) -> bool:
 
 @dataclass
 class _RowReader:
-    """Reads one row group from front to back. Where a damaged one ends must depend on nothing but the file.
-    So whole slices are decoded, whatever rows are asked for, and if columns that are not needed can't be
-    read, the others are read without them."""
+    """Reads one row group from front to back. Where a damaged one ends must depend on nothing but the file. So whole
+    slices are decoded, whatever rows are asked for, and if columns that are not needed can't be read, the others are
+    read without them."""
 
     place: str
     _file: Any  # pyarrow's ParquetFile
@@ -380,7 +378,7 @@ class _RowReader:
 
 
 def _slice_rows(rows: int, size_bytes: int, most_rows: int = _SLICE_ROWS) -> int:
-    """Return how many rows to decode at a time, so that a slice stays small by the sizes in the footer. It
-    must not depend on a setting that may change, because where a damaged row group ends depends on it."""
+    """Return how many rows to decode at a time, so that a slice stays small by the sizes in the footer. It must not
+    depend on a setting that may change, because where a damaged row group ends depends on it."""
     average = size_bytes // max(1, rows) + 1
     return min(max(_SLICE_BYTES // average, 1), most_rows)

@@ -1,9 +1,9 @@
 """Open a parquet file: read its footer, where the text is and how much of it, and check it before it is used.
 
-The parent reads footers too, so a damaged one must never crash it, but become an error with the file's name:
-pyarrow checks the syntax, this module the values. It also reads the headers of pages, which say how much each
-of them unpacks to: a page is decoded whole, so a cell of a gigabyte, which may take a few kilobytes in the
-file, takes several gigabytes of memory. pyarrow has no limit for that, and does not show the headers.
+The parent reads footers too, so a damaged one must never crash it, but become an error with the file's name: pyarrow
+checks the syntax, this module the values. It also reads the headers of pages, which say how much each of them unpacks
+to: a page is decoded whole, so a cell of a gigabyte, which may take a few kilobytes in the file, takes several
+gigabytes of memory. pyarrow has no limit for that, and does not show the headers.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fineweb_shards.units import show_bytes
 _PYARROW_ERRORS = (OSError, pa.ArrowException, ValueError, OverflowError)
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
 _BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 2**20, 8 * 2**20
-# Neighbouring row groups are fetched with one request, including the columns that are not needed, if that is
-# at most this many times the text.
+# Neighbouring row groups are fetched with one request, including the columns that are not needed, if that is at most
+# this many times the text.
 _MOST_OVERHEAD = 1.08
 LARGEST_FETCH_BYTES = 64 * 2**20
 # What the rows of a slice may take if all of them repeat the longest value of the row group's dictionary.
@@ -52,20 +52,18 @@ class Footer:
 
 
 def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
-    """Return the footer of a ParquetFile; BadFileError if its values contradict each other, or if what the
-    settings name is not one column of texts, or of ids. Dots in it don't select fields of a struct."""
+    """Return the footer of a ParquetFile; BadFileError if its values contradict each other, or if what the settings
+    name is not one column of texts, or of ids. Dots in it don't select fields of a struct."""
     wanted, is_list = settings.column, settings.tokens_column is not None
     with translated_pyarrow_errors(f"{file.path}: the footer is damaged"):
         schema, metadata = opened.schema_arrow, opened.metadata
         kind = _type_of(file, schema, wanted, settings.column_hint())
         if not (holds_ids(kind) if is_list else is_text(kind)):
             what = "lists of whole numbers" if is_list else "text"
-            raise BadFileError(
-                f"{file.path}: column {wanted!r} holds {kind}, not {what}.", settings.column_hint()
-            )
+            raise BadFileError(f"{file.path}: column {wanted!r} holds {kind}, not {what}.", settings.column_hint())
         stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-        # Texts by name and path: a column `a.b` and the field `b` of a struct `a` have the same path. The
-        # items of lists by counting: lists `a` and `a.list` may both have items of `a.list.element`.
+        # Texts by name and path: a column `a.b` and the field `b` of a struct `a` have the same path. The items of
+        # lists by counting: lists `a` and `a.list` may both have items of `a.list.element`.
         index = next((i for i, one in enumerate(stored) if one.name == one.path == wanted), len(stored))
         if is_list:
             index = sum(_count_stored(field.type) for field in list(schema)[: schema.names.index(wanted)])
@@ -126,9 +124,7 @@ def _type_of(file: InputFile, schema: pa.Schema, wanted: str, hint: str) -> Any:
     return schema.field(wanted).type
 
 
-def _find_count_columns(
-    file: InputFile, schema: pa.Schema, text_column: str
-) -> tuple[tuple[str, ...], str | None]:
+def _find_count_columns(file: InputFile, schema: pa.Schema, text_column: str) -> tuple[tuple[str, ...], str | None]:
     """Return FineWeb's columns about the tokens of `text`, and a note if they can't be used."""
     names = schema.names
     unique = all(names.count(name) == 1 for name in TOKEN_COUNT_COLUMNS)
@@ -149,21 +145,21 @@ class ParquetSource:
     content: ByteSource
     parsed: Any  # pyarrow's ParquetFile
     footer: Footer
-    # The other columns are small beside the text: over the network, neighbouring row groups are fetched as
-    # one range. Otherwise FineWeb's token counts would need extra requests, and are not read.
+    # The other columns are small beside the text: over the network, neighbouring row groups are fetched as one range.
+    # Otherwise FineWeb's token counts would need extra requests, and are not read.
     is_nearly_all_text: bool
 
     @property
     def paths(self) -> dict[str, str]:
-        """The columns to read: the documents' first, then what --where needs, and FineWeb's token_count and
-        id, each with the path of its values in the file."""
+        """The columns to read: the documents' first, then what --where needs, and FineWeb's token_count and id, each
+        with the path of its values in the file."""
         needed, others = self.footer.needed_columns, self.footer.count_columns
         names = (*needed, *others) if self.is_nearly_all_text else needed
         return {name: self.footer.path if name == needed[0] else name for name in names}
 
     def ranges(self, first_group: int, end_group: int) -> list[tuple[int, int]]:
-        """Return the ranges to fetch for row groups, in their order: all of them as one, or of each only the
-        columns that are read."""
+        """Return the ranges to fetch for row groups, in their order: all of them as one, or of each only the columns
+        that are read."""
         metadata, paths = self.parsed.metadata, self.paths.values()
         groups = [_extents(metadata.row_group(i)) for i in range(first_group, end_group)]
         if self.is_nearly_all_text:
@@ -171,8 +167,8 @@ class ParquetSource:
         return sorted(group[path] for group in groups for path in paths)
 
     def check_pages(self, group: int, slice_rows: int, largest_page_bytes: int) -> int:
-        """Return how many rows to decode at a time: `slice_rows`, or fewer if long values are repeated, of
-        which the file has only one. BadFileError if there is no memory for a page of the row group."""
+        """Return how many rows to decode at a time: `slice_rows`, or fewer if long values are repeated, of which the
+        file has only one. BadFileError if there is no memory for a page of the row group."""
         names = {path: name for name, path in self.paths.items()}
         with translated_pyarrow_errors(f"{self.file.path}: row group {group} can't be read"):
             metadata = self.parsed.metadata.row_group(group)
@@ -182,8 +178,8 @@ class ParquetSource:
                 continue
             begin = chunk.dictionary_page_offset or chunk.data_page_offset
             end = begin + chunk.total_compressed_size
-            # What may be too large is fetched first, if it is small in the file: it would be fetched next
-            # anyway. Of the others only the footer says how large they are.
+            # What may be too large is fetched first, if it is small in the file: it would be fetched next anyway. Of
+            # the others only the footer says how large they are.
             may_be_large = chunk.total_uncompressed_size > largest_page_bytes
             if may_be_large and end - begin <= LARGEST_FETCH_BYTES:
                 self.content.prefetch(begin, end)
@@ -210,9 +206,7 @@ class ParquetSource:
         self.content.close()
 
 
-def open_parquet(
-    file: InputFile, content: ByteSource, settings: ReadSettings, *, is_remote: bool
-) -> ParquetSource:
+def open_parquet(file: InputFile, content: ByteSource, settings: ReadSettings, *, is_remote: bool) -> ParquetSource:
     """Parse and check a file's footer."""
     if file.size_bytes == 0:
         raise BadFileError(f"{file.path}: the file is empty, so it is no parquet file.")
@@ -235,9 +229,7 @@ def open_parquet(
 
 def _parse(file: InputFile, content: ByteSource, buffer_bytes: int, metadata: Any = None) -> Any:
     with translated_pyarrow_errors(f"{file.path}: not a readable parquet file"):
-        return pq.ParquetFile(
-            content.for_arrow(), metadata=metadata, buffer_size=buffer_bytes, pre_buffer=False
-        )
+        return pq.ParquetFile(content.for_arrow(), metadata=metadata, buffer_size=buffer_bytes, pre_buffer=False)
 
 
 def _extents(group: Any) -> dict[str, tuple[int, int]]:
@@ -271,8 +263,8 @@ class Page(NamedTuple):
 
 
 def read_pages(read_at: Callable[[int, int], bytes], offset: int, end: int) -> Iterator[Page]:
-    """Yield the pages of a column chunk, whose bytes are from `offset` to `end`, up to a damaged header: what
-    is damaged is found when it is read. `read_at` takes an offset and a size."""
+    """Yield the pages of a column chunk, whose bytes are from `offset` to `end`, up to a damaged header: what is
+    damaged is found when it is read. `read_at` takes an offset and a size."""
     while offset < end:
         for size in (_FIRST_BYTES, _HEADER_BYTES):
             header = _Header(read_at(offset, min(size, end - offset)))
@@ -288,8 +280,8 @@ def read_pages(read_at: Callable[[int, int], bytes], offset: int, end: int) -> I
 
 
 class _Header:
-    """Thrift's compact protocol, as much of it as page headers have. IndexError if there are too few bytes,
-    ValueError if they are none of a header."""
+    """Thrift's compact protocol, as much of it as page headers have. IndexError if there are too few bytes, ValueError
+    if they are none of a header."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -304,8 +296,8 @@ class _Header:
         return Page(kind, unpacked, packed, next(filter(None, counts), 0))
 
     def _read_fields(self) -> dict[int, int | None]:
-        """Return the fields of a struct by their numbers, None for one that is not a whole number; of a
-        struct in it, the value of its first field."""
+        """Return the fields of a struct by their numbers, None for one that is not a whole number; of a struct in it,
+        the value of its first field."""
         number = 0
         fields: dict[int, int | None] = {}
         while (first := self._take()) != _STOP:

@@ -1,8 +1,8 @@
 """Divide a text file into ranges of bytes that end where documents end, or at a cut in a long document.
 
-Text is read by offset, through one interface (`ByteView`), from a file that can be read anywhere or from a
-stream. The batches of the first are references. A stream can only be read front to back, so one process reads
-it, and its batches carry their bytes.
+Text is read by offset, through one interface (`ByteView`), from a file that can be read anywhere or from a stream. The
+batches of the first are references. A stream can only be read front to back, so one process reads it, and its batches
+carry their bytes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, LONGEST_UNCUT_BYTES, f
 from fineweb_shards.types import Positions
 from fineweb_shards.vocabulary import CutRule
 
-# How far to look for the end of a document that can't be cut. The encoder decides what is too long for it, by
-# the length of the text. So this is more: the file may have twice as many bytes (CRLF is read as LF).
+# How far to look for the end of a document that can't be cut. The encoder decides what is too long for it, by the
+# length of the text. So this is more: the file may have twice as many bytes (CRLF is read as LF).
 FARTHEST_BYTES = 4 * LONGEST_UNCUT_BYTES
 _WINDOW_BYTES = 64 * 1024
 _FAR_WINDOW_BYTES = 2**20
@@ -66,9 +66,9 @@ class ByteView(ABC):
 
 
 class RangeView(ByteView):
-    """A file that can be read anywhere. To find where documents end, the parent looks at a little window at
-    the end of every batch, at multiples of `batch_bytes`. These are fetched ahead, the more of them the more
-    were read; the beginning, which is looked at several times, is kept."""
+    """A file that can be read anywhere. To find where documents end, the parent looks at a little window at the end of
+    every batch, at multiples of `batch_bytes`. These are fetched ahead, the more of them the more were read; the
+    beginning, which is looked at several times, is kept."""
 
     def __init__(self, source: ByteSource, batch_bytes: int) -> None:
         self._source = source
@@ -204,10 +204,9 @@ class RangeFinder:
     rule: CutRule | None
 
     def find_ranges(self, view: ByteView, start: int, starts_mid_document: bool) -> Iterator[Range]:
-        """Yield ranges from `start` to the end of the text. If there is neither a separator nor a place to
-        cut for too long, the last such place ends a document, and the rest of it is a range by itself, which
-        can't be encoded: `is_uncut`. Where that happens depends on the text alone, and not on the batch
-        size."""
+        """Yield ranges from `start` to the end of the text. If there is neither a separator nor a place to cut for too
+        long, the last such place ends a document, and the rest of it is a range by itself, which can't be encoded:
+        `is_uncut`. Where that happens depends on the text alone, and not on the batch size."""
         seam = False
         while view.read_at(start, 1):
             found = self._find_end(view, start, starts_mid_document)
@@ -261,13 +260,11 @@ class RangeFinder:
         before = view.read_at(start, target - start + CONTEXT_BYTES)
         last_cut = find_cut(before, 0, target - start, rule)
         last_document = int(separator.split(before, starts_mid_document).starts[-1])
-        return self._find_far_end(
-            view, target, start + max(last_document, last_cut.position if last_cut else 0)
-        )
+        return self._find_far_end(view, target, start + max(last_document, last_cut.position if last_cut else 0))
 
     def _find_far_end(self, view: ByteView, target: int, uncut: int) -> _End:
-        """Look after `target` for the end of a document, or a place to cut it, for as long as it may be
-        uncut, which it is since `uncut`."""
+        """Look after `target` for the end of a document, or a place to cut it, for as long as it may be uncut, which it
+        is since `uncut`."""
         lookback = self.separator.lookback
         margin = lookback + CONTEXT_BYTES  # of a cut to the end of a window, so that it divides no separator
         offset, limit = target, uncut + FARTHEST_BYTES
@@ -289,8 +286,8 @@ class RangeFinder:
         return _End(limit, uncut=uncut)
 
 
-# Separators can be found from any offset in a file. CRLF is read as LF: a line end in a separator also
-# matches CRLF, and a CR in one matches a lone CR only.
+# Separators can be found from any offset in a file. CRLF is read as LF: a line end in a separator also matches CRLF,
+# and a CR in one matches a lone CR only.
 
 _LF, _CR = b"\n\r"
 
@@ -303,8 +300,8 @@ class Spans(NamedTuple):
 
 
 class Separator:
-    """A way to separate documents. A boundary is the offset just after a separator. This one separates
-    nowhere: a file is one document."""
+    """A way to separate documents. A boundary is the offset just after a separator. This one separates nowhere: a file
+    is one document."""
 
     lookback = 0  # how many bytes before an offset are needed to find the first boundary after it
 
@@ -313,8 +310,8 @@ class Separator:
         return None
 
     def split(self, data: bytes, starts_mid_document: bool) -> Spans:
-        """Return where the documents are in a range that starts at a boundary, or in the middle of one. There
-        is always one more than there are separators."""
+        """Return where the documents are in a range that starts at a boundary, or in the middle of one. There is always
+        one more than there are separators."""
         return _between((), 0, len(data))
 
 
@@ -366,8 +363,8 @@ class Literal(Separator):
         self.overlaps_itself = any(text.startswith(text[i:]) for i in range(1, len(text)))
 
     def find_boundary(self, window: bytes) -> int | None:
-        # Where `-----` is split at `--` depends on where the search begins. An occurrence that no other one
-        # overlaps from the left is found from every start.
+        # Where `-----` is split at `--` depends on where the search begins. An occurrence that no other one overlaps
+        # from the left is found from every start.
         reach = 0  # the end of the occurrences so far
         match = self._pattern.search(window)
         while match:

@@ -17,8 +17,8 @@ class FormatEntry:
     endings: tuple[str, ...] = ()
     has_columns: bool = True  # which --where and --text-column name; without, a file is one text
     has_ids: bool = True  # a column may hold lists of token ids: --tokens-column
-    # The content is text: a file can also be read front to back, compressed or from a pipe, and small ones
-    # can be read together.
+    # The content is text: a file can also be read front to back, compressed or from a pipe, and small ones can be read
+    # together.
     is_text: bool = False
     was_text: bool = False  # an earlier version read local files with these endings as plain text
     by_ranges: bool = True  # batches are listed by reading little of a file; if not, all of it is read once
@@ -31,9 +31,7 @@ FORMATS = {
     "jsonl": FormatEntry("jsonl.JsonLinesFormat", (".jsonl", ".ndjson", ".json"), is_text=True),
     "csv": FormatEntry("csv.CsvFormat", (".csv",), **_DELIMITED),
     "tsv": FormatEntry("csv.TsvFormat", (".tsv", ".tab"), **_DELIMITED),
-    TEXT: FormatEntry(
-        "text.TextFormat", (".txt", ".text", ".md"), has_columns=False, has_ids=False, is_text=True
-    ),
+    TEXT: FormatEntry("text.TextFormat", (".txt", ".text", ".md"), has_columns=False, has_ids=False, is_text=True),
     ROWS: FormatEntry("hub_rows.HubRowsFormat"),  # of a dataset that only `datasets` can read
 }
 BY_ENDING = {ending: name for name, entry in FORMATS.items() for ending in entry.endings}

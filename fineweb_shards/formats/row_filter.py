@@ -1,7 +1,7 @@
 """Apply a `--where` condition to rows: Arrow columns of parquet files, or Python values of JSON lines.
 
-A comparison with a missing value (null) is neither true nor false but unknown, as in SQL, and a row passes
-only if the whole condition is true. Whole numbers are compared exactly, all others as doubles.
+A comparison with a missing value (null) is neither true nor false but unknown, as in SQL, and a row passes only if the
+whole condition is true. Whole numbers are compared exactly, all others as doubles.
 
 `pyarrow.compute` is imported when there is a filter: it takes 40 ms.
 """
@@ -65,13 +65,11 @@ class RowFilter:
     def evaluate(self, rows: Any) -> Any:
         """Return true, false or null for each row of a RecordBatch with the columns of the condition."""
         names = rows.schema.names
-        return _combine(
-            self.where.condition, lambda test: _test_column(rows.column(names.index(test.column)), test)
-        )
+        return _combine(self.where.condition, lambda test: _test_column(rows.column(names.index(test.column)), test))
 
     def select_values(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[bool], Counts]:
-        """Apply the condition to JSON values, a tuple for each row in the order of the condition's columns,
-        and tell which rows pass. `find_wrong_value` must have found nothing in them."""
+        """Apply the condition to JSON values, a tuple for each row in the order of the condition's columns, and tell
+        which rows pass. `find_wrong_value` must have found nothing in them."""
         columns = dict(zip(self.where.columns, zip(*rows, strict=True), strict=False))
         met = _combine(self.where.condition, lambda test: _test_values(columns.get(test.column, ()), test))
         left_out = Counts(filtered_documents=met.false_count, unknown_documents=met.null_count)

@@ -1,9 +1,8 @@
-"""Turn rows of parquet files into chunks of documents: cells of text, whatever the column's type and however
-long a cell is, or with --tokens-column lists of ids.
+"""Turn rows of parquet files into chunks of documents: cells of text, whatever the column's type and however long a
+cell is, or with --tokens-column lists of ids.
 
-A list of ids is one document, or several with EOTs between them. An EOT at either end of a row adds nothing:
-there is one between two documents in any case. All ids are checked here, where it is known which row they are
-in.
+A list of ids is one document, or several with EOTs between them. An EOT at either end of a row adds nothing: there is
+one between two documents in any case. All ids are checked here, where it is known which row they are in.
 """
 
 from __future__ import annotations
@@ -66,9 +65,9 @@ def holds_ids(kind: Any) -> bool:
 
 
 def unwrap(column: Any) -> Any:
-    """Convert a column of any type that `is_text` accepts to string, binary, large string or large binary.
-    Inner types first: pyarrow can neither decode a dictionary of views nor cast an extension type of them
-    (the bytes come out wrong); a view itself it can only cast."""
+    """Convert a column of any type that `is_text` accepts to string, binary, large string or large binary. Inner types
+    first: pyarrow can neither decode a dictionary of views nor cast an extension type of them (the bytes come out
+    wrong); a view itself it can only cast."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return unwrap(column.storage)
@@ -102,9 +101,7 @@ def _boundaries_of(column: Any, *, is_large: bool) -> Positions:
     boundaries, first, count = column.buffers()[1], column.offset, len(column)
     if boundaries is None or not count:
         return np.zeros(1, np.int64)
-    return np.frombuffer(boundaries, np.int64 if is_large else np.int32, first + count + 1)[first:].astype(
-        np.int64
-    )
+    return np.frombuffer(boundaries, np.int64 if is_large else np.int32, first + count + 1)[first:].astype(np.int64)
 
 
 def _bits_of(column: Any, buffer: int) -> NDArray[np.bool_]:
@@ -124,10 +121,9 @@ def split_rows(
     count_columns: Sequence[str] = TOKEN_COUNT_COLUMNS,
     selection: Selection | None = None,
 ) -> Iterator[TextChunk]:
-    """Yield the texts of unwrapped rows as chunks without cursors: one for all, or several for huge cells.
-    The text is the first column; `first_row` is the number of the slice's first row in the file; `rule` says
-    where a cell may be cut. The `count_columns` are used if they are there; without `selection` all are
-    wanted."""
+    """Yield the texts of unwrapped rows as chunks without cursors: one for all, or several for huge cells. The text is
+    the first column; `first_row` is the number of the slice's first row in the file; `rule` says where a cell may be
+    cut. The `count_columns` are used if they are there; without `selection` all are wanted."""
     column = rows.column(0)
     if selection is None and column.null_count:
         selection = Selection(column.is_valid(), Counts(skipped_documents=column.null_count))
@@ -170,8 +166,8 @@ def _stated_tokens(column: Any) -> NDArray[np.int64]:
 
 
 def _to_texts(column: Any, cells: TextBuffer) -> tuple[Texts, int]:
-    """Return the texts of a column's cells, and the number of characters that were replaced: some writers
-    don't check that a string is valid UTF-8."""
+    """Return the texts of a column's cells, and the number of characters that were replaced: some writers don't check
+    that a string is valid UTF-8."""
     if pa.types.is_binary(column.type):
         column = column.view(pa.string())
     elif pa.types.is_large_binary(column.type):
@@ -185,8 +181,8 @@ def _to_texts(column: Any, cells: TextBuffer) -> tuple[Texts, int]:
 
 
 def _split_cell(cell: Any, row: int, rule: CutRule | None) -> Iterator[TextChunk]:
-    """Yield one cell as chunks of about `_LONG_CELL_BYTES`, cut where tokens can be joined again. A cell that
-    is too long to be encoded stays in one piece, so that all of it is left out, not a part."""
+    """Yield one cell as chunks of about `_LONG_CELL_BYTES`, cut where tokens can be joined again. A cell that is too
+    long to be encoded stays in one piece, so that all of it is left out, not a part."""
     data = memoryview(cell.as_buffer())
     cuts = [Cut(0), *find_cuts(data, _LONG_CELL_BYTES, rule), Cut(len(data))]
     longest_bytes = max(end.position - start.position for start, end in pairwise(cuts))
@@ -325,9 +321,9 @@ def split_token_rows(
     leave_out: Callable[[str], str],
     selection: Selection | None = None,
 ) -> Iterator[TextChunk]:
-    """Yield the documents of unwrapped rows as chunks without cursors: one for all, or several for long rows.
-    The arguments are those of `split_rows`, with ids in the first column. Of a bad row `leave_out` gets a
-    sentence, and raises an error or returns what to report."""
+    """Yield the documents of unwrapped rows as chunks without cursors: one for all, or several for long rows. The
+    arguments are those of `split_rows`, with ids in the first column. Of a bad row `leave_out` gets a sentence, and
+    raises an error or returns what to report."""
     column = rows.column(0)
     if selection is None and column.null_count:
         selection = Selection(column.is_valid(), Counts(skipped_documents=column.null_count))
@@ -356,6 +352,4 @@ def split_token_rows(
         for first in range(start, max(end, start + 1), _LONG_ROW_IDS):  # cut anywhere: no token can be torn
             last = min(first + _LONG_ROW_IDS, end)
             piece = TokenRows(found.ids, np.array([first]), np.array([last])).to_documents(vocabulary)
-            yield TextChunk(
-                piece, None, None, starts_mid_document=first > start, ends_mid_document=last < end
-            )
+            yield TextChunk(piece, None, None, starts_mid_document=first > start, ends_mid_document=last < end)

@@ -47,8 +47,8 @@ class TextFormat(Format):
     def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
         super().__init__(settings, place)
         self.row_filter = RowFilter(settings.where) if settings.where else None
-        # By path: files of which batches are read or fetched ahead, how many are fetched ahead, and what is
-        # being read front to back.
+        # By path: files of which batches are read or fetched ahead, how many are fetched ahead, and what is being read
+        # front to back.
         self._sources: dict[str, ByteSource] = {}
         self._waiting = Counter[str]()
         self._streams: dict[str, ReadAhead] = {}
@@ -171,8 +171,8 @@ class TextFormat(Format):
 
 @dataclass
 class DamageLookahead:
-    """Reads ahead in a compressed file to the end of a document that is longer than a batch: no piece of it
-    may go to a worker before it is known that the document is not cut off by damage."""
+    """Reads ahead in a compressed file to the end of a document that is longer than a batch: no piece of it may go to a
+    worker before it is known that the document is not cut off by damage."""
 
     file: InputFile
     place: Place
@@ -185,8 +185,7 @@ class DamageLookahead:
             self._view.close()
 
     def find_damage(self, offset: int) -> StreamView | None:
-        """Return the view that has read up to the damage that cuts off the document at `offset`, else
-        None."""
+        """Return the view that has read up to the damage that cuts off the document at `offset`, else None."""
         if self.file.compression is None or offset < self._whole_until:
             return None  # only compressed files have such damage
         view = self._view = self._view or StreamView(self.file, open_stream(self.file, self.place))

@@ -1,11 +1,11 @@
 """Look at samples of a text file before it is read: whether it is text, and what separates its documents.
 
-A single invalid byte becomes U+FFFD and is counted; a file that is full of such bytes is a PDF, a picture, or
-text in another encoding, and what is left of it is useless for training.
+A single invalid byte becomes U+FFFD and is counted; a file that is full of such bytes is a PDF, a picture, or text in
+another encoding, and what is left of it is useless for training.
 
-What separates documents: `<|endoftext|>` where it stands between them; else blank lines, if they are
-throughout the file; else nothing, and then the user is asked before anything is encoded: a file with a
-document on each line must not become one document, because a model trained on that never sees an end of text.
+What separates documents: `<|endoftext|>` where it stands between them; else blank lines, if they are throughout the
+file; else nothing, and then the user is asked before anything is encoded: a file with a document on each line must not
+become one document, because a model trained on that never sees an end of text.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fineweb_shards.units import show_number_of
 SAMPLE_BYTES = 64 * 1024
 HEAD_BYTES = 2**20  # the first sample to find separators in, and the only one of a stream
 
-# European text in Latin-1 has up to 15 % of bytes that are no UTF-8, random bytes have 45 %, and
-# Russian in KOI8-R or Chinese in GBK have more than 60.
+# European text in Latin-1 has up to 15 % of bytes that are no UTF-8, random bytes have 45 %, and Russian in KOI8-R or
+# Chinese in GBK have more than 60.
 _MOST_ILLEGIBLE = 1 / 4
 _LEAST_ILLEGIBLE_BYTES = 4  # a file may hold nothing but a name in Latin-1
 _FEW_CONTROLS = 1 / 100  # text in any 8-bit encoding has fewer control characters
@@ -41,8 +41,8 @@ _WIDE_MARKS = {  # the longer first: the mark of UTF-32LE begins with that of UT
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-# Every text has some of these: space, line end, and the Chinese space, comma and full stop. Bytes that are
-# not UTF-16 or UTF-32 hardly ever decode to them.
+# Every text has some of these: space, line end, and the Chinese space, comma and full stop. Bytes that are not UTF-16
+# or UTF-32 hardly ever decode to them.
 _COMMON = " \n\u3000\u3001\u3002"
 _COMMON_SHARE = 1 / 100
 _KINDS = {
@@ -93,8 +93,8 @@ def check_is_text(file: InputFile, head: bytes) -> None:
 
 
 def guess_encoding(samples: Sequence[bytes]) -> str | None:
-    """Return the 8-bit encoding that a text seems to have, by samples; None if it is UTF-8, also with a few
-    bad bytes, which no conversion would mend."""
+    """Return the 8-bit encoding that a text seems to have, by samples; None if it is UTF-8, also with a few bad bytes,
+    which no conversion would mend."""
     invalid = valid = 0
     for sample in samples:
         if not sample.isascii():
@@ -168,8 +168,8 @@ def detect_separator(samples: Sequence[bytes]) -> str:
 
 
 def find_separator(file: InputFile, view: ByteView) -> str:
-    """Return what separates the documents of a text: what was found before the run, or what is found now in
-    a file that was not on this machine."""
+    """Return what separates the documents of a text: what was found before the run, or what is found now in a file that
+    was not on this machine."""
     if file.separator in ("blank", END_OF_TEXT):
         return file.separator
     samples = [view.read_at(0, HEAD_BYTES)]
@@ -185,9 +185,9 @@ def find_separator(file: InputFile, view: ByteView) -> str:
 
 
 def settle_separators(files: Sequence[InputFile]) -> tuple[tuple[InputFile, ...], str | None]:
-    """Return the files, each text with its separator, and a note about those in which none was found. If such
-    a one is large, or alone, raise UsageError: only the user knows. A small file among others is most likely
-    a document. Texts that are not on this machine are looked at when they are read."""
+    """Return the files, each text with its separator, and a note about those in which none was found. If such a one is
+    large, or alone, raise UsageError: only the user knows. A small file among others is most likely a document. Texts
+    that are not on this machine are looked at when they are read."""
     texts = [file for file in files if file.format == TEXT and file.problem is None]
     unknown = [file for file in texts if file.separator == _UNKNOWN]
     for file in unknown:
@@ -213,15 +213,11 @@ def given_separators(texts: Iterable[InputFile], setting: str) -> set[str]:
     return names - {"", AUTO, _FIRST_MIB}
 
 
-def recorded_separators(
-    files: Sequence[InputFile], recorded: Sequence[dict[str, Any]]
-) -> tuple[InputFile, ...]:
+def recorded_separators(files: Sequence[InputFile], recorded: Sequence[dict[str, Any]]) -> tuple[InputFile, ...]:
     """Return the files with the separators that a manifest records: a resume keeps them."""
     known = [str(record.get("separator", _FIRST_MIB)) for record in recorded]
     known += [_FIRST_MIB] * (len(files) - len(known))  # more files than before: refused elsewhere
-    return tuple(
-        replace(file, separator=known[file.index]) if file.format == TEXT else file for file in files
-    )
+    return tuple(replace(file, separator=known[file.index]) if file.format == TEXT else file for file in files)
 
 
 def _ask(file: InputFile) -> UsageError:

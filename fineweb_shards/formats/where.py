@@ -6,12 +6,12 @@
               | NAME [not] contains TEXT | NAME [not] starts with TEXT
               | NAME OPERATOR VALUE | VALUE OPERATOR NAME          operators: = == != < <= > >=
 
-A value is a number, a text in ' or ", true or false. What a condition means is in docs/input.md;
-row_filter.py applies it to rows.
+A value is a number, a text in ' or ", true or false. What a condition means is in docs/input.md; row_filter.py applies
+it to rows.
 
-Python's `ast` is no help: `=`, `is null`, `starts with`, doubled quotes, quoted names and columns that are
-called `class` or `from` would have to be translated first, and its SyntaxError names neither what is missing
-nor, after that, the place. It would replace the three functions for `or`, `and` and `not`.
+Python's `ast` is no help: `=`, `is null`, `starts with`, doubled quotes, quoted names and columns that are called
+`class` or `from` would have to be translated first, and its SyntaxError names neither what is missing nor, after that,
+the place. It would replace the three functions for `or`, `and` and `not`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Describe NVIDIA-NeMo/Automodel: `dataset_{val|train}_{index:06d}.bin`, EOT before each document.
 
-The header is llm.c's with another magic, and tells the width of a token. Beside each file there is a
-`.bos.idx`, the positions of the EOTs, which the reader (NanogptDataset) calls BOS.
+The header is llm.c's with another magic, and tells the width of a token. Beside each file there is a `.bos.idx`, the
+positions of the EOTs, which the reader (NanogptDataset) calls BOS.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAGIC, VERSION = 278895051, 1
 class BosIndex(Sidecar):
     """The `.bos.idx`: the position of each EOT, in tokens, as int32.
 
-    Tokens, because the reader looks such a position up among the tokens; its own tool writes a mixture of
-    bytes and tokens (nanogpt_data_processor.py adds a number of tokens to `bin_fp.tell()`).
+    Tokens, because the reader looks such a position up among the tokens; its own tool writes a mixture of bytes and
+    tokens (nanogpt_data_processor.py adds a number of tokens to `bin_fp.tell()`).
     """
 
     def name_for(self, shard_name: str) -> str:

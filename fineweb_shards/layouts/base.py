@@ -1,12 +1,12 @@
 """Define what a layout is: file names, a header for n tokens, the width of a token, the position of EOT.
 
-A layout is named after the program that reads it, its "reader". `ShardFormat` combines it with a vocabulary:
-all conversions between tokens and bytes of a file are there. Nothing here writes a file.
+A layout is named after the program that reads it, its "reader". `ShardFormat` combines it with a vocabulary: all
+conversions between tokens and bytes of a file are there. Nothing here writes a file.
 
-`Numbering` decides which file a token goes to, and how the file is numbered. Names sort in the order of the
-stream, so that `cat train_shard_*.bin` gives the stream. Therefore all numbers of a folder have the same
-number of digits. It is chosen before the first shard, from the expected number of tokens, and kept in the
-manifest; a run that needs more digits stops before it writes a name that would sort to the wrong place.
+`Numbering` decides which file a token goes to, and how the file is numbered. Names sort in the order of the stream, so
+that `cat train_shard_*.bin` gives the stream. Therefore all numbers of a folder have the same number of digits. It is
+chosen before the first shard, from the expected number of tokens, and kept in the manifest; a run that needs more
+digits stops before it writes a name that would sort to the wrong place.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class Layout(ABC):
     def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
         """Return the name of a file in the output folder.
 
-        `index` is 0 if a split is one file. The number has `digits` digits if that is more than the layout's
-        own.
+        `index` is 0 if a split is one file. The number has `digits` digits if that is more than the layout's own.
         """
         return self.file_name.format(split=split, number=f"{index:0{max(digits, self.digits)}d}")
 
@@ -99,8 +98,8 @@ class Layout(ABC):
 
     @abstractmethod
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
-        """Return the lines with which a user trains on the files `names` in `folder`: to be pasted, so that
-        names are quoted."""
+        """Return the lines with which a user trains on the files `names` in `folder`: to be pasted, so that names are
+        quoted."""
 
     def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
         """Return sentences, each with a next step, about files that the reader will fail on with `gpus` GPUs.
@@ -217,9 +216,8 @@ class Numbering:
         return self.layout.shard_name(split, self.index(split, done), self.digits)
 
     def unrecorded_names(self, records: Sequence[ShardRecord], listed: Collection[str]) -> set[str]:
-        """Return those of the `listed` names that a run may have given to files without recording them: it
-        names files in order, any number of small ones at once, so they follow the recorded ones without a
-        gap."""
+        """Return those of the `listed` names that a run may have given to files without recording them: it names files
+        in order, any number of small ones at once, so they follow the recorded ones without a gap."""
         done = {split: tokens_of(records, split) for split in SPLITS}
         found: set[str] = set()
         for split in SPLITS:

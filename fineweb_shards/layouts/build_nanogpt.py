@@ -1,7 +1,7 @@
 """Describe karpathy/build-nanogpt: `edufineweb_{val|train}_{index:06d}.npy`, EOT before each document.
 
-The bytes are those of `numpy.save`. The loader opens every file in the folder whose name contains
-`train` or `val`, so no other file there may have such a name.
+The bytes are those of `numpy.save`. The loader opens every file in the folder whose name contains `train` or `val`, so
+no other file there may have such a name.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ class BuildNanoGPT(Layout):
     file_name = "edufineweb_{split}_{number}.npy"
     pattern = r"edufineweb_(val|train)_\d{6,}\.npy"
     opened_pattern = r".*(train|val).*"  # os.listdir, filtered by `split in name`
-    missing_split_errors: ClassVar[dict[Split, str]] = {
-        split: f"no shards found for split {split}" for split in SPLITS
-    }
+    missing_split_errors: ClassVar[dict[Split, str]] = {split: f"no shards found for split {split}" for split in SPLITS}
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
         return npy_header(tokens, dtype)

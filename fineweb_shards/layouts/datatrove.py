@@ -1,8 +1,8 @@
 """Describe huggingface/datatrove: `{train|val}_{index:05d}.ds`.
 
-Tokens have no header, and EOS (our EOT) comes after each document. Beside each file there are `.ds.index`,
-the ends of the documents, and `.ds.metadata`, a few lines of text. The readers take every `.ds` of a folder,
-so by default everything is for training.
+Tokens have no header, and EOS (our EOT) comes after each document. Beside each file there are `.ds.index`, the ends of
+the documents, and `.ds.metadata`, a few lines of text. The readers take every `.ds` of a folder, so by default
+everything is for training.
 """
 
 from __future__ import annotations

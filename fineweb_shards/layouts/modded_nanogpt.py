@@ -1,7 +1,7 @@
 """Describe KellerJordan/modded-nanogpt: llm.c's files, named `fineweb_{val|train}_{index:06d}.bin`.
 
-The reader finds documents by the EOT at their start. It reads its training files only once, so there must
-be enough tokens for all its steps; and it needs enough validation tokens in one file.
+The reader finds documents by the EOT at their start. It reads its training files only once, so there must be enough
+tokens for all its steps; and it needs enough validation tokens in one file.
 """
 
 from __future__ import annotations

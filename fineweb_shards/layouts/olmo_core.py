@@ -1,8 +1,8 @@
 """Describe allenai/OLMo-core, dolma: `part-{train|val}-{index:05d}.npy`, EOS (our EOT) after each document.
 
-In spite of their name these files are no NumPy arrays: the reader takes ranges of bytes, and would read a
-header as tokens. Beside each there is a `.csv.gz` with the start and the end of every document, for readers
-that do not search the tokens. OLMo-core evaluates on other data, so by default everything is for training.
+In spite of their name these files are no NumPy arrays: the reader takes ranges of bytes, and would read a header as
+tokens. Beside each there is a `.csv.gz` with the start and the end of every document, for readers that do not search
+the tokens. OLMo-core evaluates on other data, so by default everything is for training.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LINES_AT_ONCE = 2**14  # so that a file of nothing but EOTs takes no more memor
 class DocumentTable(Sidecar):
     """The `.csv.gz`: a line `start,end` for each document that ends in the file, in tokens.
 
-    So OLMo-core's own `write_document_indices` has it: a document that continues in the next file is not
-    listed, as its readers do not see it either. The lines are stored, not deflated, because what deflate
-    makes of them depends on the version of zlib, and a sidecar is verified byte for byte.
+    So OLMo-core's own `write_document_indices` has it: a document that continues in the next file is not listed, as its
+    readers do not see it either. The lines are stored, not deflated, because what deflate makes of them depends on the
+    version of zlib, and a sidecar is verified byte for byte.
     """
 
     def name_for(self, shard_name: str) -> str:

@@ -1,12 +1,12 @@
 """Define what a sidecar is: a small file that goes with a file of tokens, mostly where its documents are.
 
-It is a pure function of the finished file: of its length, and of the positions of its EOTs, which are given a
-block at a time, so that memory is constant. Nothing here reads or writes a file: store/sidecars.py does.
+It is a pure function of the finished file: of its length, and of the positions of its EOTs, which are given a block at
+a time, so that memory is constant. Nothing here reads or writes a file: store/sidecars.py does.
 
-Some layouts have their own. `DocumentIndex` is for any layout (`--index`): the token offset of each document
-that starts in a file. That of `train_00000.ds` is `index/train_00000.npy`, a NumPy array of int64. It has a
-folder of its own because some readers open whatever in theirs has `train` or `val` in its name. A document
-that began in an earlier file has no start in this one.
+Some layouts have their own. `DocumentIndex` is for any layout (`--index`): the token offset of each document that
+starts in a file. That of `train_00000.ds` is `index/train_00000.npy`, a NumPy array of int64. It has a folder of its
+own because some readers open whatever in theirs has `train` or `val` in its name. A document that began in an earlier
+file has no start in this one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ _OFFSETS = np.dtype("<i8")
 def npy_header(length: int, dtype: Dtype) -> bytes:
     """Return what comes before the data of a row of `length` numbers."""
     buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        buffer, {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
-    )
+    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype.str, "fortran_order": False, "shape": (length,)})
     header = buffer.getvalue()
     assert len(header) == NPY_HEADER_BYTES
     return header
@@ -90,9 +88,9 @@ class Sidecar(ABC):
 def parts_of_all(
     sidecars: Collection[Sidecar], file: FileFacts, eots: Iterable[Positions]
 ) -> Iterator[tuple[Sidecar, SidecarPart]]:
-    """Yield the parts of several sidecars, by one pass over the EOTs. The one for which most blocks wait goes
-    on, so that there are never more than a few. (`itertools.tee` keeps 57 blocks and more, which is too much
-    where all tokens are EOTs.)"""
+    """Yield the parts of several sidecars, by one pass over the EOTs. The one for which most blocks wait goes on, so
+    that there are never more than a few. (`itertools.tee` keeps 57 blocks and more, which is too much where all tokens
+    are EOTs.)"""
     blocks = iter(eots)
     waiting: dict[Sidecar, deque[Positions]] = {sidecar: deque() for sidecar in sidecars}
 
@@ -126,8 +124,8 @@ def in_sequence(blocks: Iterable[bytes]) -> Iterator[SidecarPart]:
 
 
 def document_ends(file: FileFacts, eots: Iterable[Positions]) -> Iterator[Positions]:
-    """Yield the positions at which documents end, with EOT after each. Tokens after the last EOT, of a
-    document that continues in the next file or was cut by --max-tokens, count as one."""
+    """Yield the positions at which documents end, with EOT after each. Tokens after the last EOT, of a document that
+    continues in the next file or was cut by --max-tokens, count as one."""
     for places in eots:
         yield places + 1
     if not file.ends_with_eot:

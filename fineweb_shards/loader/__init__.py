@@ -6,8 +6,8 @@
     x, y = loader.next_batch()            # (64, 1024) each; y is x shifted by one token
     checkpoint["loader"] = loader.state_dict()
 
-May import: the root, `system`, `layouts`, `store`, `reading`. Only numpy is needed; if torch is installed,
-batches are torch tensors.
+May import: the root, `system`, `layouts`, `store`, `reading`. Only numpy is needed; if torch is installed, batches are
+torch tensors.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which tokens are in which batch: in the order of build-nanogpt's DataLoaderLite, where each rank goes
-through all shards as they come, or in rows, of which the ranks take a batch each in turn.
+"""Which tokens are in which batch: in the order of build-nanogpt's DataLoaderLite, where each rank goes through all
+shards as they come, or in rows, of which the ranks take a batch each in turn.
 
-A row is `seq_len` tokens and the one that follows them, the last target. Rows come from one shard; what is
-left at its end is too short for one. Aligned rows begin at a document and are filled with those that follow.
-The next row begins at the first document after it: what is left of a document that was cut is skipped, as in
-modded-nanogpt, because no row could begin with it.
+A row is `seq_len` tokens and the one that follows them, the last target. Rows come from one shard; what is left at its
+end is too short for one. Aligned rows begin at a document and are filled with those that follow. The next row begins at
+the first document after it: what is left of a document that was cut is skipped, as in modded-nanogpt, because no row
+could begin with it.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Latest(Generic[Value]):
 class Order(ABC):
     """Which tokens are in which batch of which epoch, for one rank.
 
-    It is a function of the shards and the settings alone. Shards that a build adds come after the others, so
-    that all ranks, and all workers of a DataLoader, have the same order whenever they see a new one.
+    It is a function of the shards and the settings alone. Shards that a build adds come after the others, so that all
+    ranks, and all workers of a DataLoader, have the same order whenever they see a new one.
     """
 
     # Whether the rows of all ranks together depend on world_size x batch_size only, not on each of the two.
@@ -120,8 +120,8 @@ class SequentialOrder(Order):
     def __init__(self, shards: Shards, settings: LoaderSettings, rank: int) -> None:
         super().__init__(shards, settings, rank)
         self._size, self._world_size = settings.batch_size * settings.seq_len, settings.world_size
-        # The last rank has the fewest. All stop there: with different numbers, ranks would wait for each
-        # other for ever.
+        # The last rank has the fewest. All stop there: with different numbers, ranks would wait for each other for
+        # ever.
         self._batches = 0
         self._tokens = Latest(self._map)
 
@@ -143,8 +143,8 @@ class SequentialOrder(Order):
         return tokens[:-1], tokens[1:].copy()  # a copy: changing the targets must not change the inputs
 
     def _count_batches(self, tokens: int, rank: int) -> int:
-        """Count the batches that DataLoaderLite takes from a shard: one without a check, and more as long as
-        another step of all ranks fits after the last."""
+        """Count the batches that DataLoaderLite takes from a shard: one without a check, and more as long as another
+        step of all ranks fits after the last."""
         if tokens < self._size * (rank + 1) + 1:
             return 0
         return max(1, (tokens - 1 - self._size * rank) // (self._size * self._world_size))
@@ -160,8 +160,8 @@ class SequentialOrder(Order):
 class RowOrder(Order):
     """All rows of all shards. With a seed, shards and what is in them are shuffled for every epoch.
 
-    If a build is followed, it may add shards in the first epoch: they are then taken as they come, and also
-    if they are all there, because the order must not depend on the time.
+    If a build is followed, it may add shards in the first epoch: they are then taken as they come, and also if they are
+    all there, because the order must not depend on the time.
     """
 
     any_world_size = True

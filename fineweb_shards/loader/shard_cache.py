@@ -5,9 +5,9 @@ or ranges of a certain size.
 A piece has its name in the cache when all of it is there and right, and the name holds that hash (or, without
 a manifest, the object's ETag): so a piece that was fetched earlier, or by another process, is only looked up.
 
-Several processes may share a cache. Whoever fetches a piece holds a lock, and the others wait for it. Whoever
-reads one holds a shared lock on it as long as it is mapped, and what is locked is never deleted. All of them
-are freed by the system, however a process ends.
+Several processes may share a cache. Whoever fetches a piece holds a lock, and the others wait for it. Whoever reads one
+holds a shared lock on it as long as it is mapped, and what is locked is never deleted. All of them are freed by the
+system, however a process ends.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class ShardCache:
         self.limit_bytes = limit_bytes
 
     def map(self, piece: ShardPiece) -> NDArray[np.uint8]:
-        """Map a piece into memory; fetch it first if it is not here. It is not deleted as long as the array,
-        or a part of it, exists."""
+        """Map a piece into memory; fetch it first if it is not here. It is not deleted as long as the array, or a part
+        of it, exists."""
         check_not_forked(piece.store.location)  # also if this piece is here: the next one may not be
         path = self._path(piece)
         while True:
@@ -163,9 +163,8 @@ class ShardCache:
             part.unlink(missing_ok=True)
 
     def _make_room(self, left_bytes: int) -> None:
-        """Delete pieces that are not being read, least recently used first, until the rest has at most
-        `left_bytes` bytes; and what is left of interrupted downloads. Files of others are left alone, and do
-        not count."""
+        """Delete pieces that are not being read, least recently used first, until the rest has at most `left_bytes`
+        bytes; and what is left of interrupted downloads. Files of others are left alone, and do not count."""
         found = []
         for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another process deletes, too

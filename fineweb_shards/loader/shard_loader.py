@@ -8,14 +8,13 @@ What the order is:
 - with a seed, shards are shuffled, and the rows of each of them; with `shuffle="documents"` the documents of
   each shard, which are then cut into rows.
 
-With a seed every epoch has another order. It is the same on all ranks: no two ranks see the same row, and a
-row comes at most once an epoch (the last few may not fill a batch on all ranks). Every rank has the same
-number of batches in an epoch. (DataLoaderLite gives some ranks a few more: they are left out, so that no rank
-waits for another.)
+With a seed every epoch has another order. It is the same on all ranks: no two ranks see the same row, and a row comes
+at most once an epoch (the last few may not fill a batch on all ranks). Every rank has the same number of batches in an
+epoch. (DataLoaderLite gives some ranks a few more: they are left out, so that no rank waits for another.)
 
-Shards are memory-mapped, not loaded; those in a bucket are fetched first (shard_cache.py). Of two shards the
-boundaries of rows and documents are in memory, about 60 bytes for each; files of more than 134M tokens count
-as several shards where documents are looked up.
+Shards are memory-mapped, not loaded; those in a bucket are fetched first (shard_cache.py). Of two shards the boundaries
+of rows and documents are in memory, about 60 bytes for each; files of more than 134M tokens count as several shards
+where documents are looked up.
 """
 
 from __future__ import annotations
@@ -69,19 +68,19 @@ class ShardLoader:
     ) -> None:
         """Open the shards: all files with `split` in their name if `shards` is a folder, else these files.
 
-        `seed` shuffles, by `shuffle`: the rows of a shard, or its documents. With `align="document"` every
-        row begins at a document; what is left of the last document in a row is skipped. `eot` is the token
-        that separates documents, if the manifest beside the shards does not say it and it is not GPT-2's;
-        `dtype` (a name of NumPy's) is how wide tokens without a header are, if there is no manifest.
+        `seed` shuffles, by `shuffle`: the rows of a shard, or its documents. With `align="document"` every row begins
+        at a document; what is left of the last document in a row is skipped. `eot` is the token that separates
+        documents, if the manifest beside the shards does not say it and it is not GPT-2's; `dtype` (a name of NumPy's)
+        is how wide tokens without a header are, if there is no manifest.
 
-        With `follow=True` a build may still be running in the folder: `next_batch` waits for its next shard,
-        and the first epoch ends when the build is complete. If no build has been running for
-        `patience_seconds`, that is an InputError.
+        With `follow=True` a build may still be running in the folder: `next_batch` waits for its next shard, and the
+        first epoch ends when the build is complete. If no build has been running for `patience_seconds`, that is an
+        InputError.
 
-        Shards may be in a bucket (`s3://bucket/folder`, or addresses of files): each is fetched into
-        `cache_dir` (by default in the user's cache folder) when its turn comes, the next one ahead of time,
-        and checked. Of what is not being read, up to `cache_bytes` in all are kept there. Processes may share
-        it. All of a shard that is shuffled has to fit.
+        Shards may be in a bucket (`s3://bucket/folder`, or addresses of files): each is fetched into `cache_dir` (by
+        default in the user's cache folder) when its turn comes, the next one ahead of time, and checked. Of what is not
+        being read, up to `cache_bytes` in all are kept there. Processes may share it. All of a shard that is shuffled
+        has to fit.
 
         `length` and `ranks` are the old names of `seq_len` and `world_size`.
         """
@@ -91,9 +90,7 @@ class ShardLoader:
         if seq_len is None:
             raise TypeError("seq_len is missing: how many tokens a row has")
         if min(batch_size, seq_len, world_size) < 1 or not 0 <= rank < world_size:
-            raise ValueError(
-                "batch_size, seq_len and world_size must be at least 1, and rank below world_size"
-            )
+            raise ValueError("batch_size, seq_len and world_size must be at least 1, and rank below world_size")
         if align not in (None, "document") or shuffle not in ("rows", "documents"):
             raise ValueError('align must be None or "document", and shuffle "rows" or "documents"')
         if dtype is not None and dtype not in DTYPES:
@@ -106,9 +103,7 @@ class ShardLoader:
             raise ValueError("cache_bytes must be at least 1")
         self._settings = LoaderSettings(batch_size, seq_len, world_size, seed, shuffle, align, eot, follow)
         self._torch = framework == "torch" or (framework == "auto" and find_spec("torch") is not None)
-        self._name = (
-            shards if isinstance(shards, (str, Path)) else split_location(shards[0])[0] if shards else ""
-        )
+        self._name = shards if isinstance(shards, (str, Path)) else split_location(shards[0])[0] if shards else ""
         cache = ShardCache(cache_dir, cache_bytes)
         if not follow:
             self._shards = open_shards(shards, split, self._settings, DTYPES.get(dtype or ""), cache)
@@ -127,8 +122,8 @@ class ShardLoader:
     def batches_per_epoch(self) -> int:
         """The number of batches that every rank gets in the current pass over the shards.
 
-        Rows that begin at a document have to be counted: the first time, all shards are searched for
-        documents. If documents are shuffled, too, every epoch has a few more or fewer.
+        Rows that begin at a document have to be counted: the first time, all shards are searched for documents. If
+        documents are shuffled, too, every epoch has a few more or fewer.
         """
         return self.count_batches(self._epoch)
 
@@ -153,8 +148,8 @@ class ShardLoader:
     def next_batch(self) -> tuple[Any, Any]:
         """Return the next inputs and targets, int64, `batch_size` x `seq_len` each.
 
-        After the last batch of an epoch comes the first of the next. In several workers of a torch DataLoader
-        this is an error, because each would give the same batches: `ShardDataset` divides them.
+        After the last batch of an epoch comes the first of the next. In several workers of a torch DataLoader this is
+        an error, because each would give the same batches: `ShardDataset` divides them.
         """
         if torch_worker()[1] > 1:
             raise RuntimeError(
@@ -208,8 +203,8 @@ class ShardLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved position; ValueError if it was saved with other shards or settings.
 
-        With a seed or `align`, another world_size is accepted if world_size x batch_size is the same: a step
-        of all ranks then has the same rows.
+        With a seed or `align`, another world_size is accepted if world_size x batch_size is the same: a step of all
+        ranks then has the same rows.
         """
         state = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
         known = len(self._shards.known)
@@ -235,8 +230,8 @@ class ShardLoader:
         return hashlib.sha256(labels.encode()).hexdigest()
 
     def _check_fits(self, cache_bytes: int) -> None:
-        """Raise InputError if a shard in a bucket that is shuffled does not fit into the cache: its pieces
-        would be fetched again and again."""
+        """Raise InputError if a shard in a bucket that is shuffled does not fit into the cache: its pieces would be
+        fetched again and again."""
         for shard in self._shards.known:
             size_bytes = shard.file.end_bytes - shard.file.header_bytes
             if shard.bucket is not None and size_bytes > cache_bytes:

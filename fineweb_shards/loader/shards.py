@@ -1,9 +1,9 @@
-"""The shards that a loader reads, in their order: files, or parts of a large one; and, as they come, those of
-a folder in which a build may still be running.
+"""The shards that a loader reads, in their order: files, or parts of a large one; and, as they come, those of a folder
+in which a build may still be running.
 
-The manifest names a shard when it is whole and on the disk. In a layout whose splits are one file each, a
-shard is a segment of that file: what a checkpoint has added to it. Whether a build is running, its lock says.
-One that has stopped may be resumed, so that its end is only an error after a while.
+The manifest names a shard when it is whole and on the disk. In a layout whose splits are one file each, a shard is a
+segment of that file: what a checkpoint has added to it. Whether a build is running, its lock says. One that has stopped
+may be resumed, so that its end is only an error after a while.
 """
 
 from __future__ import annotations
@@ -93,14 +93,11 @@ class Shard:
         """Return where in the shard documents begin."""
         assert self.vocabulary is not None
         mid_document = self.before is not None and self.before.ends_mid_document(self.vocabulary)
-        return document_starts(
-            self.map(), self.vocabulary, eot_first=self.eot_first, starts_mid_document=mid_document
-        )
+        return document_starts(self.map(), self.vocabulary, eot_first=self.eot_first, starts_mid_document=mid_document)
 
 
 class Shards:
-    """A list of shards, to which a running build may add more (FollowedShards). Those that it has never
-    change."""
+    """A list of shards, to which a running build may add more (FollowedShards). Those that it has never change."""
 
     def __init__(self, known: Sequence[Shard], *, complete: bool = True) -> None:
         self.known = known  # those that were there at the last look
@@ -126,8 +123,8 @@ def open_shards(
     dtype: Dtype | None,
     cache: ShardCache,
 ) -> Shards:
-    """Open the files of a folder with `split` in their name, or these files. Those that are in a bucket are
-    fetched into the cache."""
+    """Open the files of a folder with `split` in their name, or these files. Those that are in a bucket are fetched
+    into the cache."""
     if isinstance(shards, (str, Path)):
         folder = open_folder(shards, cache)
         try:
@@ -138,9 +135,7 @@ def open_shards(
     else:
         found = _open_list(shards, dtype, cache)
     if not found:
-        raise InputError(
-            f"{shards}: there is no file of tokens with {split!r} in its name.", "Check the split."
-        )
+        raise InputError(f"{shards}: there is no file of tokens with {split!r} in its name.", "Check the split.")
     if not settings.needs_documents:
         return Shards(found)
     found = [_with_vocabulary(shard, settings.eot) for shard in found]
@@ -178,11 +173,9 @@ def _open_list(locations: Sequence[str | Path], dtype: Dtype | None, cache: Shar
     return [next(opened[split_location(location)[0]]) for location in locations]
 
 
-def _open_in(
-    folder: TokenFolder, names: Sequence[str], dtype: Dtype | None, cache: ShardCache
-) -> Iterator[Shard]:
-    """Open files of a folder. What the manifest of one in a bucket says of them need not be asked: with
-    thousands of shards that would take minutes."""
+def _open_in(folder: TokenFolder, names: Sequence[str], dtype: Dtype | None, cache: ShardCache) -> Iterator[Shard]:
+    """Open files of a folder. What the manifest of one in a bucket says of them need not be asked: with thousands of
+    shards that would take minutes."""
     if not folder.store.is_remote:
         yield from map(Shard, open_files_in(folder, names, dtype))
         return
@@ -220,8 +213,7 @@ def _recorded_shard(
     if not store.is_remote:
         return Shard(file)
     pieces = (
-        ShardPiece(store, record.name, record.offset, record.offset + record.bytes, record.sha256)
-        for record in records
+        ShardPiece(store, record.name, record.offset, record.offset + record.bytes, record.sha256) for record in records
     )
     return Shard(file, bucket=BucketPieces(tuple(pieces), cache))
 
@@ -256,8 +248,7 @@ class FollowedShards(Shards):
         patience_seconds: float,
         cache: ShardCache,
     ) -> None:
-        """Wait at most `patience_seconds` for a build that is not running. The cache is for shards in a
-        bucket."""
+        """Wait at most `patience_seconds` for a build that is not running. The cache is for shards in a bucket."""
         super().__init__([], complete=False)
         if not folder.store.is_remote and not folder.store.folder.is_dir():
             raise InputError(

@@ -1,8 +1,8 @@
 """Inspect token files, one or a folder, with or without a manifest: count, show and search documents.
 
-Everything is read a block at a time, so that memory does not grow with the file or with a document. The
-documents that begin in the target are numbered from 0; the rest of one that began before it has no number.
-For a trainer that computes bits per byte it also writes how many bytes of text every id stands for.
+Everything is read a block at a time, so that memory does not grow with the file or with a document. The documents that
+begin in the target are numbered from 0; the rest of one that began before it has no number. For a trainer that computes
+bits per byte it also writes how many bytes of text every id stands for.
 """
 
 from __future__ import annotations
@@ -85,9 +85,7 @@ def open_target(location: str | Path, dtype: Dtype | None = None) -> Target:
             files = token_file.open_files_in(folder, names)
     positions = {token_file.has_eot_first(file) for file in files}
     if not positions:
-        raise InputError(
-            f"{location}: there is no file of tokens here.", "Name a .npy, .bin or .ds file, or a folder."
-        )
+        raise InputError(f"{location}: there is no file of tokens here.", "Name a .npy, .bin or .ds file, or a folder.")
     if len(positions) > 1:
         raise InputError(f"{location}: files of several layouts are here.", "Name one of the files.")
     eot_first = positions.pop()
@@ -133,9 +131,7 @@ def find_text(target: Target, text: str) -> Iterator[Match]:
     try:
         wanted = text.encode()
     except UnicodeEncodeError:  # the command line had bytes that are not UTF-8
-        raise UsageError(
-            f"--grep {text!a}: that is no UTF-8.", "Documents are; look for whole characters."
-        ) from None
+        raise UsageError(f"--grep {text!a}: that is no UTF-8.", "Documents are; look for whole characters.") from None
     if not wanted:
         raise UsageError("--grep: there is nothing to look for.", "Name a text.")
     carry = b""  # the end of the last block
@@ -183,8 +179,8 @@ def _document_tokens(target: Target, number: int) -> Iterator[Tokens]:
 
 
 def write_token_bytes(path: Path, vocabulary: Vocabulary) -> None:
-    """Write the number of bytes of every id, 0 for EOT and all others that no text has, to a file for NumPy.
-    UsageError if there is another file of that name: it may be a shard."""
+    """Write the number of bytes of every id, 0 for EOT and all others that no text has, to a file for NumPy. UsageError
+    if there is another file of that name: it may be a shard."""
     counts = np.zeros(vocabulary.size, np.int32)
     known = load_token_bytes(vocabulary).token_bytes
     counts[: len(known)] = [len(token) for token in known]

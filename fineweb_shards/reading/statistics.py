@@ -1,14 +1,14 @@
 """Count tokens: how long documents are, which tokens are frequent; and what the report shows of a folder.
 
-A `TokenStatistics` describes a segment of a stream. The sum of two adjacent ones describes both segments
-together, even if a document spans them: each keeps how many tokens it has before its first EOT and after its
-last. So shards can be counted separately, in any number of processes, and then be added.
+A `TokenStatistics` describes a segment of a stream. The sum of two adjacent ones describes both segments together, even
+if a document spans them: each keeps how many tokens it has before its first EOT and after its last. So shards can be
+counted separately, in any number of processes, and then be added.
 
-For the report, counting every token would cost the parent 3 ns each, so only the beginning of a large shard
-is counted, a hundredth of 100M tokens. The result is kept in `.fineweb-shards/statistics.bin`, which covers
-the first shards of the manifest; shards that it lacks, or that have changed, are counted when a report is
-made. It has a checksum and compressed numbers, whose length follows from the vocabulary: everything in it is
-checked, and a damaged file is ignored.
+For the report, counting every token would cost the parent 3 ns each, so only the beginning of a large shard is counted,
+a hundredth of 100M tokens. The result is kept in `.fineweb-shards/statistics.bin`, which covers the first shards of the
+manifest; shards that it lacks, or that have changed, are counted when a report is made. It has a checksum and
+compressed numbers, whose length follows from the vocabulary: everything in it is checked, and a damaged file is
+ignored.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class TokenStatistics:
     def closed(self, *, eot_first: bool, starts_mid_document: bool = False) -> TokenStatistics:
         """Return the statistics with the first and last document counted, if they begin in the segment.
 
-        If EOT comes first, each EOT begins a document; tokens before the first EOT belong to a document that
-        began earlier. If EOT comes last, the segment starts with a document unless `starts_mid_document`,
-        and ends with one if there are tokens after the last EOT.
+        If EOT comes first, each EOT begins a document; tokens before the first EOT belong to a document that began
+        earlier. If EOT comes last, the segment starts with a document unless `starts_mid_document`, and ends with one
+        if there are tokens after the last EOT.
         """
         ends = []
         if not eot_first and not starts_mid_document and self.tokens:
@@ -166,11 +166,9 @@ def _bucket_counts(lengths: Counted) -> Counted:
     return np.bincount(buckets, minlength=BUCKETS)
 
 
-def read_tokens(
-    store: Store, shard_format: ShardFormat, record: ShardRecord, begin: int, most: int
-) -> Tokens:
-    """Read at most `most` tokens of a record; DamageError if its file is missing or too short. Hashes are
-    not checked."""
+def read_tokens(store: Store, shard_format: ShardFormat, record: ShardRecord, begin: int, most: int) -> Tokens:
+    """Read at most `most` tokens of a record; DamageError if its file is missing or too short. Hashes are not
+    checked."""
     count = max(0, min(most, record.tokens - begin))
     first = max(record.offset, shard_format.header_bytes)
     try:
@@ -195,9 +193,7 @@ class FolderStatistics:
     whole: bool = True
     digest: str = ""  # of the hashes of these records, to notice a shard that has changed
 
-    def add(
-        self, store: Store, shard_format: ShardFormat, record: ShardRecord, *, in_order: bool
-    ) -> FolderStatistics:
+    def add(self, store: Store, shard_format: ShardFormat, record: ShardRecord, *, in_order: bool) -> FolderStatistics:
         """Return the statistics with the next record of the manifest added.
 
         `in_order` says that the records follow one another in the stream, so that documents may span them.
@@ -291,9 +287,7 @@ class Sample:
     cut: bool  # whether the document is longer than `text`
 
 
-def take_samples(
-    store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], count: int
-) -> list[Sample]:
+def take_samples(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], count: int) -> list[Sample]:
     """Return samples at `count` places spread evenly over the shards; always the same ones."""
     total = sum(record.tokens for record in records)
     places = [total * number // count for number in range(count)]

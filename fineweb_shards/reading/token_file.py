@@ -1,14 +1,14 @@
-"""Open files of tokens made by any program, on this machine or in a bucket: a NumPy array, one with the
-header of a layout, or bare tokens; and find where documents begin in them.
+"""Open files of tokens made by any program, on this machine or in a bucket: a NumPy array, one with the header of a
+layout, or bare tokens; and find where documents begin in them.
 
-Nothing in the file is trusted. A header must fit the file's length before tokens are read or mapped, and no
-pickle is ever loaded. A file without a known header counts as bare tokens only if the caller says how wide
-they are, if it has the name of such a layout, or begins with tokens of the vocabulary: a header must never be
-read as tokens. Otherwise what is beside the file in its folder says how wide they are (our manifest, or
-datatrove's metadata), or its name; a `.bin` that nothing is known of holds GPT-2's.
+Nothing in the file is trusted. A header must fit the file's length before tokens are read or mapped, and no pickle is
+ever loaded. A file without a known header counts as bare tokens only if the caller says how wide they are, if it has
+the name of such a layout, or begins with tokens of the vocabulary: a header must never be read as tokens. Otherwise
+what is beside the file in its folder says how wide they are (our manifest, or datatrove's metadata), or its name; a
+`.bin` that nothing is known of holds GPT-2's.
 
-Documents are found by the EOTs. If EOT comes after documents, the first token of a file begins a document
-only if the file before it ended with an EOT, or if there is none before it.
+Documents are found by the EOTs. If EOT comes after documents, the first token of a file begins a document only if the
+file before it ended with an EOT, or if there is none before it.
 """
 
 from __future__ import annotations
@@ -79,14 +79,12 @@ class TokenFolder:
 
     @cached_property
     def manifest(self) -> Manifest | None:
-        """Our manifest; None if there is none, or another program's. A damaged one raises DamageError:
-        guessing how wide tokens are would give wrong ones."""
+        """Our manifest; None if there is none, or another program's. A damaged one raises DamageError: guessing how
+        wide tokens are would give wrong ones."""
         try:
             data = self.store.read_manifest()
         except OSError as error:
-            raise InputError(
-                f"{self.address(FILE_NAME)}: {error.strerror or error}.", "Check the folder."
-            ) from error
+            raise InputError(f"{self.address(FILE_NAME)}: {error.strerror or error}.", "Check the folder.") from error
         if data is None or not is_ours(self.store.folder, data):
             return None
         return parse_manifest(data, self.store.folder, self.store.location)
@@ -218,8 +216,8 @@ def open_files_in(folder: TokenFolder, names: Iterable[str], dtype: Dtype | None
 
 
 def token_names(folder: TokenFolder, split: str = "") -> list[str]:
-    """Return the names of the token files of a folder, sorted: those of a split, or with `split` in their
-    names, as build-nanogpt lists them. Raises OSError if it can't be listed."""
+    """Return the names of the token files of a folder, sorted: those of a split, or with `split` in their names, as
+    build-nanogpt lists them. Raises OSError if it can't be listed."""
     store = folder.store
     if not store.is_remote and not store.folder.is_dir():
         store.folder.stat()  # says why
@@ -360,9 +358,7 @@ def _parse_npy_header(start: bytes, size: int) -> _Contents:
     return "npy", header_bytes, tokens, _NPY_DTYPES[dtype]
 
 
-def _find_bare_tokens(
-    folder: TokenFolder, name: str, start: bytes, size: int, dtype: Dtype | None
-) -> _Contents:
+def _find_bare_tokens(folder: TokenFolder, name: str, start: bytes, size: int, dtype: Dtype | None) -> _Contents:
     """Take a file for bare tokens, if the caller, its name or its first tokens say that it is one."""
     layout = _layout_of(name)
     for magic, what in _OTHER_FORMATS.items():
@@ -390,8 +386,7 @@ def _find_bare_tokens(
 
 
 def _bare_dtype(folder: TokenFolder, name: str, layout: Layout | None, dtype: Dtype | None) -> Dtype:
-    """Return how wide tokens without a header are: `dtype` unless there is a manifest; InputError if nothing
-    tells."""
+    """Return how wide tokens without a header are: `dtype` unless there is a manifest; InputError if nothing tells."""
     suffix = PurePosixPath(name).suffix
     if folder.manifest:
         return folder.manifest.shard_format.read_dtype

@@ -1,14 +1,14 @@
 """Read finished shards and trust nothing in them: verify a folder, or read its token stream.
 
-To verify, every shard is compared with the manifest's hash and counts, its header and the vocabulary. Each
-file is read once, several in parallel, in constant memory; the header is compared as bytes, never parsed.
+To verify, every shard is compared with the manifest's hash and counts, its header and the vocabulary. Each file is read
+once, several in parallel, in constant memory; the header is compared as bytes, never parsed.
 
-The stream is read in its original order, a block at a time, and each segment is checked before its tokens are
-used. If validation is the beginning of the stream, shards are read one after the other. If it is a share of
-the documents, both splits are read in parallel and merged: a document's number says which split it is in.
-EOTs are searched for once, in each block as it is read; from then on their positions travel with the tokens.
-A file in a bucket would have to be fetched twice to be checked first, which costs time and money. So a
-segment of one is copied into a temporary folder, checked there, and removed when it has been read.
+The stream is read in its original order, a block at a time, and each segment is checked before its tokens are used. If
+validation is the beginning of the stream, shards are read one after the other. If it is a share of the documents, both
+splits are read in parallel and merged: a document's number says which split it is in. EOTs are searched for once, in
+each block as it is read; from then on their positions travel with the tokens. A file in a bucket would have to be
+fetched twice to be checked first, which costs time and money. So a segment of one is copied into a temporary folder,
+checked there, and removed when it has been read.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def verify_folder(
     """Check all shards, sidecars and names; `report` is called for each record that was checked.
 
     `sealed` are records that this run has made: those segments were read back when they were sealed
-    (store/shard_files.py), so that only lengths and headers are left to check. `alone`: this process has the
-    store locked. Else a build may have gone on since the manifest was read, and nothing is complained about
-    before it was read again.
+    (store/shard_files.py), so that only lengths and headers are left to check. `alone`: this process has the store
+    locked. Else a build may have gone on since the manifest was read, and nothing is complained about before it was
+    read again.
     """
     manifest = require_manifest(store)
     damages = _damaged_records(store, manifest, manifest.shards, report, sealed)
@@ -140,9 +140,7 @@ def _damaged_records(
     def check(record: ShardRecord) -> str | None:
         file, found = files[record.name], found_files.get(record.name)
         may_grow = not manifest.complete and may_be_longer(manifest, file)
-        damage = check_segment(
-            store, shard_format, file, found, record, may_grow=may_grow, sealed=record in sealed
-        )
+        damage = check_segment(store, shard_format, file, found, record, may_grow=may_grow, sealed=record in sealed)
         report(record)
         return damage
 
@@ -192,8 +190,8 @@ def check_segment(
 ) -> str | None:
     """Return what is wrong with one segment of a file, of which the store has `found`; or None.
 
-    `may_grow` says that the file, even under its final name, may contain more than the manifest records;
-    `sealed`, that its contents have been checked. It has a header only under its final name.
+    `may_grow` says that the file, even under its final name, may contain more than the manifest records; `sealed`, that
+    its contents have been checked. It has a header only under its final name.
     """
     if found is None:
         return f"{file.name}: missing"
@@ -212,11 +210,9 @@ def check_segment(
         return f"{file.name}: {error.strerror}"
 
 
-def _check_tokens(
-    shard_format: ShardFormat, record: ShardRecord, data: BinaryIO, begin: int = 0
-) -> str | None:
-    """Return what is wrong with a segment's hash, token ids or number of documents, or None. `begin` is the
-    byte of the whole file with which `data` begins."""
+def _check_tokens(shard_format: ShardFormat, record: ShardRecord, data: BinaryIO, begin: int = 0) -> str | None:
+    """Return what is wrong with a segment's hash, token ids or number of documents, or None. `begin` is the byte of the
+    whole file with which `data` begins."""
     contents = read_contents(data, shard_format, record.offset, record.bytes, begin)
     if contents.sha256 != record.sha256:
         place = f" of {record.bytes:,} bytes from {record.offset:,} on" if record.offset else ""
@@ -304,9 +300,7 @@ class _Documents:
                 return
 
 
-def _read(
-    store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], start: int
-) -> Iterator[Span]:
+def _read(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], start: int) -> Iterator[Span]:
     """Yield the tokens of segments, one after the other; the next segment is checked while one is read."""
     files = {file.name: file for file in list_files(records)}
     wanted = []  # records, each with the number of tokens to skip
@@ -344,8 +338,8 @@ class _Segments:
     folder: Path | None  # for copies of segments in a bucket; None: files are read where they are
 
     def check(self, file: OutputFile, record: ShardRecord) -> str | None:
-        """Return what is wrong with a segment, or None. In a bucket, the length and header of the file are
-        checked there, and the tokens in the copy."""
+        """Return what is wrong with a segment, or None. In a bucket, the length and header of the file are checked
+        there, and the tokens in the copy."""
         found, copied = self.store.find(file.name), self.folder is not None
         damage = check_segment(self.store, self.shard_format, file, found, record, sealed=copied)
         if damage or not copied:
@@ -363,11 +357,7 @@ class _Segments:
         shard_format, copied = self.shard_format, self.folder is not None
         first = max(record.offset, shard_format.header_bytes) - (record.offset if copied else 0)
         left = record.tokens - skip
-        with (
-            self._copy(record).open("rb")
-            if copied
-            else self.store.open(self.store.require(record.name)) as file
-        ):
+        with self._copy(record).open("rb") if copied else self.store.open(self.store.require(record.name)) as file:
             file.seek(first + shard_format.size_bytes(skip))
             while left:
                 tokens = shard_format.from_bytes(file.read(shard_format.size_bytes(min(left, BLOCK_TOKENS))))
@@ -384,8 +374,8 @@ class _Segments:
 
 
 def fetch_range(store: Store, name: str, begin: int, end: int, path: Path) -> str:
-    """Write the bytes from `begin` to `end` of a file into a new one, durably, in constant memory; return
-    their SHA-256. Raises OSError if that can't be written, or a ShardError; then it is not complete."""
+    """Write the bytes from `begin` to `end` of a file into a new one, durably, in constant memory; return their
+    SHA-256. Raises OSError if that can't be written, or a ShardError; then it is not complete."""
     digest = hashlib.sha256()
     with open_own(path, "xb") as target:
         for data in _read_range(store, name, begin, end):

@@ -1,8 +1,8 @@
 """Describe charts by values in the units of their axes, and compute pixels; `chart.html` writes them as SVG.
 
-The page needs only two kinds of charts, so no library draws them. Colours come from the page's style sheet,
-so that dark mode works and the Content-Security-Policy has to allow only one style sheet. Every chart is
-drawn twice, for a desktop and for a phone, because a drawing that is merely scaled down can't be read.
+The page needs only two kinds of charts, so no library draws them. Colours come from the page's style sheet, so that
+dark mode works and the Content-Security-Policy has to allow only one style sheet. Every chart is drawn twice, for a
+desktop and for a phone, because a drawing that is merely scaled down can't be read.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Chart:
 
     @property
     def steps(self) -> list[float]:
-        """The labelled values of the vertical axis. A limit far above what was used would press the line
-        to the ground, so it does not count."""
+        """The labelled values of the vertical axis. A limit far above what was used would press the line to the ground,
+        so it does not count."""
         values = [value for line in self.lines for _, value in line]
         return round_steps(max([*values, *(column.value for column in self.columns)], default=0.0))
 
@@ -92,9 +92,7 @@ class Drawing:
         return "M" + "L".join(f"{self.x(place)} {self.y(value)}" for place, value in line)
 
 
-def make_columns(
-    title: str, names: Sequence[str], values: Sequence[float], show: Callable[[float], str]
-) -> Chart:
+def make_columns(title: str, names: Sequence[str], values: Sequence[float], show: Callable[[float], str]) -> Chart:
     """Make a chart with a column for each value, and its name below if there is room."""
     columns = [
         Stretch(place + _COLUMN_SPACE, place + 1 - _COLUMN_SPACE, value, f"{name}: {show(value)}")

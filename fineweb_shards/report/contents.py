@@ -1,5 +1,5 @@
-"""Make the report's sections about what is in the shards: lengths of documents, frequent tokens, what was
-left out, the files with their hashes, and the settings they were made with."""
+"""Make the report's sections about what is in the shards: lengths of documents, frequent tokens, what was left out, the
+files with their hashes, and the settings they were made with."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _FOLDED_SHARDS = 12  # a longer table is folded, to be opened by a click
 
 
 def measure_lengths(facts: Facts) -> Section | None:
-    """Return the histogram of document lengths as a chart and a table; None if no whole document was
-    counted."""
+    """Return the histogram of document lengths as a chart and a table; None if no whole document was counted."""
     figures = _figures(facts)
     if figures is None or not figures.documents:
         return None
@@ -84,8 +83,8 @@ def _figures(facts: Facts) -> TokenStatistics | None:
 
 
 def count_left_out(facts: Facts) -> Section | None:
-    """Return the counts of what was left out or changed, without those that are 0; None while there is no
-    manifest, as a run starts."""
+    """Return the counts of what was left out or changed, without those that are 0; None while there is no manifest, as
+    a run starts."""
     manifest = facts.status.manifest
     if manifest is None:
         return None

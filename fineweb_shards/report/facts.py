@@ -1,7 +1,7 @@
 """Read everything that the report needs from the files of an output folder; its path, its kind of table.
 
-The next steps: `runs.py` and `contents.py` turn the facts into texts, tables and charts, a `Section` for each
-part of the page, and `page.py` puts these into the template `page.html`.
+The next steps: `runs.py` and `contents.py` turn the facts into texts, tables and charts, a `Section` for each part of
+the page, and `page.py` puts these into the template `page.html`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Facts:
 
 
 def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
-    """Read the files of a folder. If a shard is damaged, or can't be read now, there are no figures about
-    documents, but there is a page. `alive` is whether a run is active there, if the caller knows."""
+    """Read the files of a folder. If a shard is damaged, or can't be read now, there are no figures about documents,
+    but there is a page. `alive` is whether a run is active there, if the caller knows."""
     status, history = read_status(store, alive=alive), load_history(store.folder)
     if status.manifest is None or not status.manifest.shards:
         return Facts(status, history)

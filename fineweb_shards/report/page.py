@@ -1,8 +1,8 @@
 """Write the report: one HTML file without scripts, which loads nothing and escapes all text from documents.
 
-The template engine escapes every text, and unprintable characters (terminal escapes, bidi controls, NUL …)
-are removed. The Content-Security-Policy allows one style sheet, by its hash, and nothing else: even a mistake
-in the escaping could not run or fetch anything.
+The template engine escapes every text, and unprintable characters (terminal escapes, bidi controls, NUL …) are removed.
+The Content-Security-Policy allows one style sheet, by its hash, and nothing else: even a mistake in the escaping could
+not run or fetch anything.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _REFRESH_SECONDS = 60
 
 
 def prepare_report(vocabulary: Vocabulary) -> None:
-    """Load what a page needs, a quarter of a second of processor time: while a run works nobody waits for
-    it, at its end somebody does."""
+    """Load what a page needs, a quarter of a second of processor time: while a run works nobody waits for it, at its
+    end somebody does."""
     load_token_bytes(vocabulary)
     _environment().get_template("page.html")
 
 
 def write_report(store: Store, *, alive: bool | None = None, path: Path | None = None) -> Path:
-    """Write the page and return its path, in the work folder unless it is given. A run rewrites it every
-    minute and at its end. `alive` is whether a run is active in the folder, if the caller knows."""
+    """Write the page and return its path, in the work folder unless it is given. A run rewrites it every minute and at
+    its end. `alive` is whether a run is active in the folder, if the caller knows."""
     given, path = path is not None, path or report_path(store.folder)
     page = render_page(gather_facts(store, alive=alive))
     try:
@@ -85,8 +85,8 @@ def render_page(facts: Facts) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Load the template engine: only for the first page, so that a run starts sooner, and only once, because
-    a run writes the page every minute."""
+    """Load the template engine: only for the first page, so that a run starts sooner, and only once, because a run
+    writes the page every minute."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -100,9 +100,9 @@ def _environment() -> Environment:
 
 
 def closing_lines(store: Store, run: RunRecord) -> list[str]:
-    """Return a line each for what was fetched, for waits, and for the report, if there are any. After a start
-    that failed the report has nothing to tell. After an error it is unknown whether the copy of the report in
-    a bucket is the last one."""
+    """Return a line each for what was fetched, for waits, and for the report, if there are any. After a start that
+    failed the report has nothing to tell. After an error it is unknown whether the copy of the report in a bucket is
+    the last one."""
     rows = []
     if run.fetched_bytes:
         speed = show_bytes(run.fetched_bytes / max(run.work_seconds, 1e-9))

@@ -1,6 +1,6 @@
-"""Make the report's sections about the runs: the state in one line and a few large figures, the list of runs
-(each start and resume, how it ended, what it made, what it waited for), and charts of speed and memory over
-time, with waits and faults."""
+"""Make the report's sections about the runs: the state in one line and a few large figures, the list of runs (each
+start and resume, how it ended, what it made, what it waited for), and charts of speed and memory over time, with waits
+and faults."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _RUN_COLUMNS = {
 _BINS = 150  # of a chart
 _LEAST_BIN_SECONDS = 4.0  # tokens arrive in large blocks: a finer line would only show those
 _NARROWEST_BAND_SHARE = 1 / 300  # of the width: a narrower band would be invisible
-# A gap between two runs, a second or a night, is drawn with one width: this share of the time of all runs,
-# or less where there are many.
+# A gap between two runs, a second or a night, is drawn with one width: this share of the time of all runs, or less
+# where there are many.
 _GAP_SHARE = 0.03
 _ALL_GAPS_SHARE = 0.3
 
@@ -132,8 +132,7 @@ def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:
 
 
 def chart_runs(facts: Facts) -> Section | None:
-    """Make two charts with the same time axis, to be shown one below the other; None if there are too few
-    points."""
+    """Make two charts with the same time axis, to be shown one below the other; None if there are too few points."""
     history, marks = facts.history, facts.history.marks
     runs = _split_runs(history.points)
     if not runs:
@@ -143,9 +142,7 @@ def chart_runs(facts: Facts) -> Section | None:
     memory = None
     measured = [point for point in history.points if point.memory_bytes]  # 0 until the first measurement
     if _split_runs(measured):
-        memory = _make_chart(
-            "Memory in use", show_bytes, axis, measured, marks, lambda _, after: after.memory_bytes
-        )
+        memory = _make_chart("Memory in use", show_bytes, axis, measured, marks, lambda _, after: after.memory_bytes)
         budgets = [
             Stretch(axis.position(run.begin), axis.position(run.end), run.budget_bytes)
             for run in history.runs
@@ -200,8 +197,8 @@ def _split_runs(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def _make_line(axis: TimeAxis, run: list[Point], share: float, value: Value) -> list[Place]:
-    """Make the line of a run, with no more points than its `share` of the chart's width can show: some of
-    them, evenly chosen, with the first and the last."""
+    """Make the line of a run, with no more points than its `share` of the chart's width can show: some of them, evenly
+    chosen, with the first and the last."""
     bins = min(_BINS * share, (run[-1].time - run[0].time) / _LEAST_BIN_SECONDS)
     most = min(len(run), max(2, round(bins)))
     thin = [run[round(number * (len(run) - 1) / (most - 1))] for number in range(most)]
@@ -215,8 +212,8 @@ def _tokens_per_second(before: Point, after: Point) -> float:
 
 
 class TimeAxis:
-    """The runs one after the other, all gaps between them of one length: converts moments, in seconds since
-    1970, to places between 0 and `length`, and back."""
+    """The runs one after the other, all gaps between them of one length: converts moments, in seconds since 1970, to
+    places between 0 and `length`, and back."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
         """Make the axis; `spans` are the beginning and the end of each run."""
@@ -241,15 +238,13 @@ class TimeAxis:
         """Return the gaps between the runs."""
         neighbours = zip(pairwise(self._spans), pairwise(self._starts), strict=True)
         return [
-            Stretch(
-                start + end - begin, next_start, title=f"no run for {show_seconds(max(0.0, after - end))}"
-            )
+            Stretch(start + end - begin, next_start, title=f"no run for {show_seconds(max(0.0, after - end))}")
             for ((begin, end), (after, _)), (start, next_start) in neighbours
         ]
 
     def labels(self, most: int) -> list[tuple[float, str]]:
-        """Return at most `most` labels with times of day (and dates, if there are several days), evenly
-        spread from end to end. Not at round times: with shortened gaps those would be uneven, or missing."""
+        """Return at most `most` labels with times of day (and dates, if there are several days), evenly spread from end
+        to end. Not at round times: with shortened gaps those would be uneven, or missing."""
         if not self._spans:
             return []
         whole_seconds = self._spans[-1][1] - self._spans[0][0]

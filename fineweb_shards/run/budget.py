@@ -13,22 +13,22 @@ from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES
 from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
-# What a process may take. Measured: two workers, the parent and the text in flight peak at 470 to 620 MB from
-# the disk, at 810 MB from a hub (PSS).
+# What a process may take. Measured: two workers, the parent and the text in flight peak at 470 to 620 MB from the disk,
+# at 810 MB from a hub (PSS).
 WORKER_BYTES = 240 * 2**20
 PARENT_BYTES = 192 * 2**20
-# What a worker takes for each id beyond those of GPT-2. Measured: gigatoken and the reference together 500 to
-# 800 bytes for each id of cl100k_base, o200k_base, Llama 3 and DeepSeek.
+# What a worker takes for each id beyond those of GPT-2. Measured: gigatoken and the reference together 500 to 800 bytes
+# for each id of cl100k_base, o200k_base, Llama 3 and DeepSeek.
 _ID_BYTES = 1000
 # A batch takes its text, packed and unpacked, and its tokens, as the engine makes them and as they are kept.
 COPIES = 4
-# What a reference takes for each byte of a long document that is not cut, on top of that. Measured with
-# English, Chinese, base64, one letter, dashes, spaces and line ends: tiktoken and sentencepiece up to 51,
-# Hugging Face's tokenizers up to 250 (200 for English).
+# What a reference takes for each byte of a long document that is not cut, on top of that. Measured with English,
+# Chinese, base64, one letter, dashes, spaces and line ends: tiktoken and sentencepiece up to 51, Hugging Face's
+# tokenizers up to 250 (200 for English).
 _UNCUT_COPIES = {"tiktoken": 64, "sentencepiece": 64}
 _MOST_UNCUT_COPIES = 256
-# What a worker takes for each byte of a page of a parquet file that is one document. Measured: 584 MB in all
-# for 100 MiB, 1,040 MB for 200 MiB.
+# What a worker takes for each byte of a page of a parquet file that is one document. Measured: 584 MB in all for 100
+# MiB, 1,040 MB for 200 MiB.
 _PAGE_COPIES = 5
 MAXIMUM_WINDOW_BYTES = 192 * 2**20
 _BATCHES_PER_WORKER = 4  # of many workers: two to encode, two that wait for their turn to be written
@@ -67,9 +67,9 @@ def plan_budget(
 ) -> Budget:
     """Divide the memory among the workers, of which there are fewer if it is not enough for all.
 
-    There is memory for one long document that is not cut, and not for one in each worker: they are rare, and
-    would cost most of the workers. If several come at once, the memory guard holds the others back.
-    `upload_bytes` is what a worker takes to send a shard to a bucket.
+    There is memory for one long document that is not cut, and not for one in each worker: they are rare, and would cost
+    most of the workers. If several come at once, the memory guard holds the others back. `upload_bytes` is what a
+    worker takes to send a shard to a bucket.
     """
     memory = _memory_budget_bytes(max_memory)
     wanted = workers or usable_cores()
@@ -86,9 +86,7 @@ def plan_budget(
         if max_memory and max_memory < 2**20:  # surely a missing unit
             unit = "MiB" if max_memory * 2**20 >= needed else "GiB"
             hint = f"Did you mean --max-memory {max_memory}{unit}? A number without a unit counts bytes."
-        raise UsageError(
-            f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.", hint
-        )
+        raise UsageError(f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.", hint)
     window = (memory - reserved - fitting * worker_bytes) // COPIES
     useful = max(MAXIMUM_WINDOW_BYTES, least_window, fitting * _BATCHES_PER_WORKER * batch_bytes)
     return Budget(fitting, memory, min(window, useful), workers)

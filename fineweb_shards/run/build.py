@@ -48,8 +48,8 @@ from fineweb_shards.watching.screen import Screen, WaitsOnScreen
 from fineweb_shards.writing.output import Output, begin_output, make_packer
 
 QUARANTINE_NAME = "quarantine.jsonl"  # in the work folder
-# Memory of a Ray cluster that a run starts on this machine, for each byte of text that may be in flight:
-# tokens that are not written yet may fill half of it.
+# Memory of a Ray cluster that a run starts on this machine, for each byte of text that may be in flight: tokens that
+# are not written yet may fill half of it.
 _STORE_COPIES = 2
 _FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")
 
@@ -129,8 +129,8 @@ def build(
 
 @contextlib.contextmanager
 def _locked_job(config: Config, *, fresh: bool, observer: Observer, command: str) -> Iterator[Job]:
-    """Make the job and lock its store. A hub or a bucket is only asked once the store is locked; local files
-    are found before, so that a misspelt name leaves no folder. `command` is for `status`."""
+    """Make the job and lock its store. A hub or a bucket is only asked once the store is locked; local files are found
+    before, so that a misspelt name leaves no folder. `command` is for `status`."""
     config.check()
     if config.executor == "ray":  # can it be had?
         from fineweb_shards.executors.ray.cluster import check_reachable, find_address, load_ray
@@ -230,8 +230,8 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
 
 
 def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
-    """Make and show the plan of what is still to do, and refuse what the disk can't hold. Return the
-    manifest; in a new one, set the number of digits in the names of shards."""
+    """Make and show the plan of what is still to do, and refuse what the disk can't hold. Return the manifest; in a new
+    one, set the number of digits in the names of shards."""
     plan = make_plan(job, trial_seconds=0, start=manifest.end, done_tokens=manifest.tokens)
     if error := split_error(plan):
         raise error
@@ -295,9 +295,8 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
 def report_problems(
     blocks: Iterable[EncodedBlock], job: Job, quarantined: list[Quarantined], disk: Disk, progress: Progress
 ) -> Iterator[EncodedBlock]:
-    """Pass blocks on; report the problems of their input, and add documents left out to `quarantined`. They
-    are also in `quarantine.jsonl`, one per line, for people: a resume reads the manifest. It is ASCII, so
-    that `cat` is safe."""
+    """Pass blocks on; report the problems of their input, and add documents left out to `quarantined`. They are also in
+    `quarantine.jsonl`, one per line, for people: a resume reads the manifest. It is ASCII, so that `cat` is safe."""
     work = job.folder / WORK_FOLDER
 
     def file_name(document: Quarantined) -> str:
@@ -331,8 +330,8 @@ def _place_blocks(
         nonlocal begins_shard
         for part in slices:
             if begins_shard and part.tokens:  # only here, where another shard is certain to be written
-                # If the length of the stream is unknown, don't wait: the shard may be tiny, and a full disk
-                # is also noticed in writing.
+                # If the length of the stream is unknown, don't wait: the shard may be tiny, and a full disk is also
+                # noticed in writing.
                 left = progress.expected_left()
                 if left is not None:
                     disk.wait_for(size_bytes(min(left, shard_tokens)))

@@ -6,9 +6,9 @@ changes the output, so that a resume with another value of it is refused; only `
 their content (sources/files.py). `on_bad_file` is not marked: the content of finished
 shards does not depend on how later bad files are handled.
 
-The input may have several parts, each with settings of its own (`PART_KEYS`): all others, and what a part
-does not say, are common to all. `Config.part_configs` is a Config for each, so that whoever opens one part
-needs to know nothing of the others.
+The input may have several parts, each with settings of its own (`PART_KEYS`): all others, and what a part does not say,
+are common to all. `Config.part_configs` is a Config for each, so that whoever opens one part needs to know nothing of
+the others.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ class Config:
         return open_store(self.out, self.scratch, self.max_outage, observer)
 
     def non_default_settings(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, for the log. Without `on_finish`, because its
-        command may hold a secret."""
+        """Return the settings that differ from their defaults, for the log. Without `on_finish`, because its command
+        may hold a secret."""
         fields = (field for field in dataclasses.fields(self) if field.name != "on_finish")
         return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
 
@@ -394,9 +394,7 @@ def _from_table(where: str, data: Mapping[str, Any], *, of_part: bool = False) -
     for key, value in data.items():
         field = known.get(key.replace("-", "_"))
         if field is None and key.replace("-", "_") in fields:
-            raise UsageError(
-                f"{where}: {key} is the same for all parts.", f"A part may have {', '.join(PART_KEYS)}."
-            )
+            raise UsageError(f"{where}: {key} is the same for all parts.", f"A part may have {', '.join(PART_KEYS)}.")
         if field is None:
             hint = "The keys are the flags that `fineweb-shards build --help` lists."
             raise UsageError(f"{where}: unknown key {key!r}.", suggest(key, known, hint))

@@ -1,8 +1,8 @@
 """`export`: copy finished shards from any layout to any other, without tokenizing again.
 
-The stream with EOT before each document and the one with EOT after it differ only at their two ends:
-`EOT S` and `S EOT`. So the stream is read in its order, shifted by one token if the position of EOT
-changes, and goes through the same packer, output and manifest as a build.
+The stream with EOT before each document and the one with EOT after it differ only at their two ends: `EOT S` and `S
+EOT`. So the stream is read in its order, shifted by one token if the position of EOT changes, and goes through the same
+packer, output and manifest as a build.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ExportSource:
 
     @property
     def val_documents(self) -> int | None:
-        """How many documents are for validation, if they were chosen by --val-documents or --val-input; None
-        if the layout or another setting decided it."""
+        """How many documents are for validation, if they were chosen by --val-documents or --val-input; None if the
+        layout or another setting decided it."""
         manifest = self.manifest
         chosen: int | None = manifest.settings.get("val_documents")
         if chosen is not None or not manifest.split_rule.val_files:
@@ -95,13 +95,10 @@ def open_export_source(store: Store) -> ExportSource:
         nothing = missing_manifest_error(store)
         raise InputError(nothing.message, nothing.hint)
     if not manifest.complete:
-        raise InputError(
-            f"{store.location}: the build is not finished.", "Finish it first: run its command again."
-        )
+        raise InputError(f"{store.location}: the build is not finished.", "Finish it first: run its command again.")
     if manifest.split_rule.val_ratio and manifest.totals["dropped_tokens"]:
         raise InputError(
-            f"{store.location}: made with --val-ratio and --last-shard drop; the order of its documents is "
-            "lost.",
+            f"{store.location}: made with --val-ratio and --last-shard drop; the order of its documents is lost.",
             "Build it again without --last-shard drop.",
         )
     return ExportSource(store, manifest)
@@ -116,8 +113,8 @@ def export(
     observer: Observer,
     yes: bool = False,
 ) -> Exported:
-    """Copy the tokens, or the rest of them, into another folder and layout. Documents that were chosen for
-    validation stay so, unless the settings choose others: the tokens don't show where their files ended."""
+    """Copy the tokens, or the rest of them, into another folder and layout. Documents that were chosen for validation
+    stay so, unless the settings choose others: the tokens don't show where their files ended."""
     asked = config
     if config.shard_tokens is None:
         config = dataclasses.replace(config, shard_tokens=source.manifest.settings["shard_tokens"])
@@ -198,8 +195,8 @@ def _copy(source: ExportSource, spec: OutputSpec, manifest: Manifest, disk: Disk
 
 
 def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
-    """Yield the stream from token `start` on, with EOT at its new position. The first part's cursor is the
-    number of a token, whatever part of the input that comes from."""
+    """Yield the stream from token `start` on, with EOT at its new position. The first part's cursor is the number of a
+    token, whatever part of the input that comes from."""
     position, manifest = start, source.manifest
     for span in _read_with_eot_moved(source, start, eot_first=eot_first):
         yield TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)

@@ -2,8 +2,8 @@
 
 Only the beginning of what is read is kept: all of it would not fit the parent's share of memory.
 
-Of a text it also shows how it will be split into documents. A wrong separator makes millions of documents out
-of a few, and every token of them is right: only a person who sees some of the documents can notice.
+Of a text it also shows how it will be split into documents. A wrong separator makes millions of documents out of a few,
+and every token of them is right: only a person who sees some of the documents can notice.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ _SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
 
 def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
     """Return rows with the beginnings of the first documents."""
-    return [
-        (f"document {number}", safe_text(text, _SHOWN_CHARACTERS)) for number, text in enumerate(documents, 1)
-    ]
+    return [(f"document {number}", safe_text(text, _SHOWN_CHARACTERS)) for number, text in enumerate(documents, 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,8 @@ class MeasuredSample:
 
 @dataclass
 class InputSample:
-    """Some texts of a part of the input, and the totals over all that was read. With --tokens-column there
-    are tokens instead."""
+    """Some texts of a part of the input, and the totals over all that was read. With --tokens-column there are tokens
+    instead."""
 
     job: Job
     part: Source
@@ -88,9 +86,8 @@ class InputSample:
     read_seconds: float = 0.0
 
     def separator_rows(self) -> list[tuple[str, str]]:
-        """Return name and text of the lines that show how text files, also those that are not in the sample,
-        are split into documents, with a warning if these are very short; nothing if there are no text
-        files."""
+        """Return name and text of the lines that show how text files, also those that are not in the sample, are split
+        into documents, with a warning if these are very short; nothing if there are no text files."""
         texts = [file for file in self.part.files if file.format == TEXT]
         separators = sorted(self.separators.union(given_separators(texts, self.part.settings.separator)))
         if not separators:
@@ -156,8 +153,7 @@ class InputSample:
 
     @cached_property
     def measured(self) -> MeasuredSample:
-        """The result of encoding a little of it: not before it is needed, because files may state their
-        tokens."""
+        """The result of encoding a little of it: not before it is needed, because files may state their tokens."""
         return self._measure(0)
 
     def tokens_per_second(self, seconds: float) -> float | None:
@@ -176,8 +172,8 @@ class InputSample:
         return self.first_documents or [data.decode("utf-8", "replace") for data in decoded]
 
     def _measure(self, seconds: float) -> MeasuredSample:
-        """Encode the sample, or as much of it as `seconds` allow (a little if that is 0); of documents that
-        are tokens already, count these."""
+        """Encode the sample, or as much of it as `seconds` allow (a little if that is 0); of documents that are tokens
+        already, count these."""
         job = self.job
         lengths, text_bytes, speed = self.token_counts, self.content_bytes, math.inf
         if job.engine is not None and self.part.settings.tokens_column is None:
@@ -194,8 +190,8 @@ class InputSample:
 
 
 def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int], int, float]:
-    """Return the numbers of tokens, the bytes that were encoded, and the tokens per second, or 0: those of
-    the second half, when the engine's caches are warm."""
+    """Return the numbers of tokens, the bytes that were encoded, and the tokens per second, or 0: those of the second
+    half, when the engine's caches are warm."""
     lengths: list[int] = []
     text_bytes = tokens = 0
     begin = time.monotonic()
@@ -215,11 +211,9 @@ def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int]
     return lengths, text_bytes, (tokens - middle[1]) / elapsed if elapsed > 0 else 0.0
 
 
-def take_sample(
-    job: Job, number: int, limit_bytes: int, start: Cursor, *, download: bool = True
-) -> InputSample:
-    """Read the beginning of some files of a part that are evenly spread over all of them. Without `download`,
-    those that would have to be downloaded first are left out."""
+def take_sample(job: Job, number: int, limit_bytes: int, start: Cursor, *, download: bool = True) -> InputSample:
+    """Read the beginning of some files of a part that are evenly spread over all of them. Without `download`, those
+    that would have to be downloaded first are left out."""
     part = job.source.parts[number]
     files = [file for file in part.files[start.file :] if not (file.is_pipe or file.problem)]
     if not download:

@@ -1,7 +1,6 @@
 """Turn settings into a job, the resolved parts that do the work: `plan` describes it and `build` runs it.
 
-`open_manifest` finds where a run begins: after what the folder's manifest has, if input and settings are the
-same.
+`open_manifest` finds where a run begins: after what the folder's manifest has, if input and settings are the same.
 """
 
 from __future__ import annotations
@@ -101,9 +100,7 @@ class Job:
     @property
     def length_limits(self) -> tuple[LengthLimits, ...]:
         """The limits of each part."""
-        return tuple(
-            LengthLimits(one.min_tokens, one.max_document_tokens) for one in self.config.part_configs
-        )
+        return tuple(LengthLimits(one.min_tokens, one.max_document_tokens) for one in self.config.part_configs)
 
     @property
     def engine(self) -> type[Engine] | None:
@@ -114,8 +111,8 @@ class Job:
         return self.trial.engine
 
     def with_engine(self, folder: Path) -> Job:
-        """Return the job with the engine that encodes; the files of another tokenizer than GPT-2 are kept in
-        `folder`, for workers and later runs."""
+        """Return the job with the engine that encodes; the files of another tokenizer than GPT-2 are kept in `folder`,
+        for workers and later runs."""
         if not self.definition.data or self.trial is not None:
             return self
         vocabulary, trial = self.definition.save(folder), None
@@ -134,9 +131,7 @@ class Job:
         }
 
 
-def make_job(
-    config: Config, store: Store, *, begun: Manifest | None = None, observer: Observer | None = None
-) -> Job:
+def make_job(config: Config, store: Store, *, begun: Manifest | None = None, observer: Observer | None = None) -> Job:
     """Resolve names, find the files, divide the memory; a mistake in any of them is raised here.
 
     `begun` is the store's manifest if this is a resume.
@@ -164,8 +159,8 @@ def make_job(
 
 
 def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> OutputSpec:
-    """Return the output that the settings describe, or raise UsageError. No file is read for this, so the
-    split is not yet that of --val-input."""
+    """Return the output that the settings describe, or raise UsageError. No file is read for this, so the split is not
+    yet that of --val-input."""
     config.check()
     layout = get_layout(config.layout)
     shard_tokens, drop = config.shard_tokens or DEFAULT_SHARD_TOKENS, config.last_shard == "drop"
@@ -187,8 +182,8 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
 
 
 def open_manifest(job: Job, *, same_source: bool) -> Manifest:
-    """Return the folder's manifest, checked against this job, or a new one, without versions yet. If no shard
-    is finished, other settings are no error: the manifest starts anew."""
+    """Return the folder's manifest, checked against this job, or a new one, without versions yet. If no shard is
+    finished, other settings are no error: the manifest starts anew."""
     config, store, manifest = job.config, job.output.store, load_manifest(job.folder)
     settings, _ = divide_settings(config.fingerprint())
     parts = tuple(
@@ -215,16 +210,16 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
             raise
         refuse_untracked_shards(store, job.layout, set())
         return new
-    # Before the records after a lost file are dropped: those shards still exist, and a new limit must not be
-    # before their end.
+    # Before the records after a lost file are dropped: those shards still exist, and a new limit must not be before
+    # their end.
     moved = move_limit(manifest, config.max_tokens, store)
     return trim_to_whole_files(add_index(moved, store, asked=config.index), store)
 
 
 def find_earlier_outputs(open_bucket: OpenBucket) -> Callable[[str], bool]:
-    """Return a function that tells whether a path or address is that of a manifest of ours, or of a shard or
-    sidecar beside one: otherwise a manifest would be read as JSON lines, and shards, where the user gives an
-    ending, as text. Each folder's manifest is read once, and only if there is a file of such a name."""
+    """Return a function that tells whether a path or address is that of a manifest of ours, or of a shard or sidecar
+    beside one: otherwise a manifest would be read as JSON lines, and shards, where the user gives an ending, as text.
+    Each folder's manifest is read once, and only if there is a file of such a name."""
 
     @cache
     def is_ours(folder: str) -> bool:
@@ -256,8 +251,8 @@ def _open_part(
     notes: list[str],
     observer: Observer,
 ) -> Source:
-    """Return a part of the input, of which `config` has the settings, and `recorded` is what the manifest
-    `begun` has; its `number` is 0 if there are no others."""
+    """Return a part of the input, of which `config` has the settings, and `recorded` is what the manifest `begun` has;
+    its `number` is 0 if there are no others."""
     settings = ReadSettings(
         text_column=config.text_column,
         tokens_column=config.tokens_column,
@@ -375,8 +370,8 @@ def _recorded_listing(config: Config, recorded: InputPart | None) -> Listing | N
 
 
 def pinned_commit(config: Config, recorded: InputPart | None, *, has_shards: bool) -> str | None:
-    """Return the dataset's commit in the manifest; None if it has none, or if no shard is finished and
-    another dataset or revision is asked for."""
+    """Return the dataset's commit in the manifest; None if it has none, or if no shard is finished and another dataset
+    or revision is asked for."""
     if recorded is None:
         return None
     return recorded.commit if has_shards or _are_same(config, recorded, "dataset", "revision") else None

@@ -1,8 +1,8 @@
 """Warn about output that the training code (the reader) could not use: before a build and after it.
 
-Before a build the warnings are about the files that are expected, after it about those that exist. The limits
-of each reader are in layouts/; here are splits that are empty, which settings to choose instead, and files
-that a reader would open and that do not belong to the output.
+Before a build the warnings are about the files that are expected, after it about those that exist. The limits of each
+reader are in layouts/; here are splits that are empty, which settings to choose instead, and files that a reader would
+open and that do not belong to the output.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ExpectedFile:
 def expect_files(
     spec: OutputSpec, tokens: int, documents: int, *, exact: bool, val_files_share: float = 0.0
 ) -> list[ExpectedFile]:
-    """Return the files that a stream of `tokens` tokens will become; for an estimate, without the last shard,
-    whose size can't be predicted. `val_files_share` is the share of the input's bytes in --val-input."""
+    """Return the files that a stream of `tokens` tokens will become; for an estimate, without the last shard, whose
+    size can't be predicted. `val_files_share` is the share of the input's bytes in --val-input."""
     if not spec.layout.one_file and tokens // spec.shard_tokens > _MOST_EXPECTED_FILES:
         return []
     rule, layout = spec.split_rule, spec.layout
@@ -68,8 +68,8 @@ def expect_files(
 def reader_warnings(
     spec: OutputSpec, files: Sequence[SizedFile], *, dropped_tokens: int = 0, made: bool = True
 ) -> list[str]:
-    """Return warnings about these files, each with a next step. `made`: the files exist, so that other
-    settings need --fresh."""
+    """Return warnings about these files, each with a next step. `made`: the files exist, so that other settings need
+    --fresh."""
     if not files and not dropped_tokens:
         return []
     next_step = "Run it again with --fresh and" if made else "Choose"
@@ -85,8 +85,8 @@ def reader_warnings(
 def training_error(
     spec: OutputSpec, config: Config, tokens: int, documents: int = 1, *, about: bool = False
 ) -> NoTrainingError | None:
-    """Return the error if a whole stream of `tokens` tokens (`about`: by an estimate) would be for validation
-    and nobody has asked for that: the layout's default is the first shard."""
+    """Return the error if a whole stream of `tokens` tokens (`about`: by an estimate) would be for validation and
+    nobody has asked for that: the layout's default is the first shard."""
     if not config.leaves_validation_to_layout or not 2 <= tokens <= spec.split_rule.val_tokens:
         return None
     val = _rounded(tokens // 10)
@@ -104,8 +104,8 @@ def training_error(
 
 
 def stray_warnings(store: Store, layout: Layout, finished: Collection[str] | None = None) -> list[str]:
-    """Warn about files beside the shards that the reader would take for shards: those of other programs and,
-    if the names of all finished files are given, shards that are not among them."""
+    """Warn about files beside the shards that the reader would take for shards: those of other programs and, if the
+    names of all finished files are given, shards that are not among them."""
     is_ours = layout.owns if finished is None else finished.__contains__
     opened = [name for name in sorted(store.list_names()) if layout.opens(name) or layout.owns(name)]
     strays = [name for name in opened if not is_ours(name)]
@@ -118,9 +118,7 @@ def stray_warnings(store: Store, layout: Layout, finished: Collection[str] | Non
     ]
 
 
-def _missing_training(
-    spec: OutputSpec, files: Sequence[SizedFile], dropped_tokens: int, next_step: str
-) -> str:
+def _missing_training(spec: OutputSpec, files: Sequence[SizedFile], dropped_tokens: int, next_step: str) -> str:
     said = spec.layout.missing_split_errors.get("train")
     failure = f' ({spec.layout.name} would stop: "{said}")' if said else ""
     rule, tokens = spec.split_rule, sum(file.tokens for file in files) + dropped_tokens
@@ -174,8 +172,8 @@ def result_lines(
     notes: Sequence[str] = (),
     closing: Sequence[str] = (),
 ) -> list[str]:
-    """Say where the files are, what they hold and how to load them, with the caller's own lines between;
-    warnings come last, where they are noticed."""
+    """Say where the files are, what they hold and how to load them, with the caller's own lines between; warnings come
+    last, where they are noticed."""
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     kind = "files" if spec.layout.one_file else "shards"
     val = tokens_of(manifest.shards, "val")
@@ -199,9 +197,7 @@ def output_notes(spec: OutputSpec, manifest: Manifest) -> list[str]:
         return [f"The last {dropped:,} tokens do not fill a shard and were left out."]
     last = manifest.shards[-1] if manifest.shards else None
     if last and last.split == "train" and last.tokens < spec.shard_tokens and not spec.layout.one_file:
-        return [
-            f"The last shard holds the rest, {last.tokens:,} tokens: that is expected, nothing is missing."
-        ]
+        return [f"The last shard holds the rest, {last.tokens:,} tokens: that is expected, nothing is missing."]
     return []
 
 

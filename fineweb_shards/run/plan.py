@@ -1,8 +1,8 @@
 """`plan`: predict what a build will do, before anything is written.
 
-Parquet footers give the number of documents and the sizes, FineWeb's `token_count` column the exact number of
-tokens, also of those documents that --where and the limits keep. Everything else is estimated from a few
-batches spread over the files, and marked as an estimate.
+Parquet footers give the number of documents and the sizes, FineWeb's `token_count` column the exact number of tokens,
+also of those documents that --where and the limits keep. Everything else is estimated from a few batches spread over
+the files, and marked as an estimate.
 
 The plan's text here is the short one, for the beginning of a build; `plan` shows more (commands/plan.py).
 """
@@ -101,8 +101,7 @@ class Plan:
 
     @property
     def bytes_to_fetch(self) -> int:
-        """The number of bytes still to be fetched, in whole batches; an estimate unless it is all of the
-        input."""
+        """The number of bytes still to be fetched, in whole batches; an estimate unless it is all of the input."""
         share, batches = self.read_share, self.extent.batches
         if batches:
             share = math.ceil(share * batches) / batches
@@ -116,8 +115,8 @@ class Plan:
 
 
 def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_tokens: int = 0) -> Plan:
-    """Sample the input and make a plan. With a trial of more than 0 seconds, as for `plan`, it also tells the
-    speed and looks at every footer; what is estimated is the same as without, as for `build`.
+    """Sample the input and make a plan. With a trial of more than 0 seconds, as for `plan`, it also tells the speed and
+    looks at every footer; what is estimated is the same as without, as for `build`.
 
     `start` is where a run will begin, after `done_tokens`: from the hub nothing before it is fetched.
     """
@@ -130,16 +129,14 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_token
         before = 0
         for number, (part, first) in enumerate(zip(source.parts, start or source.starts, strict=True)):
             sampled_from = first if part.costs_requests else _BEGINNING
-            # A small sample is for the estimates: those of `plan` and of `build` must not differ. A large
-            # one, of which as much is encoded as there is time for, is for the speed.
+            # A small sample is for the estimates: those of `plan` and of `build` must not differ. A large one, of which
+            # as much is encoded as there is time for, is for the speed.
             sample = take_sample(opened, number, QUICK_SAMPLE_BYTES, sampled_from, download=not trial_seconds)
             extents.append(_measure_extent(sample, first, every_footer=trial_seconds > 0))
             separator_rows += sample.separator_rows()
             before += sum(file.size_bytes for file in part.files[: first.file])
             if trial_seconds:
-                large = take_sample(
-                    opened, number, _SAMPLE_BYTES // len(source.parts), sampled_from, download=False
-                )
+                large = take_sample(opened, number, _SAMPLE_BYTES // len(source.parts), sampled_from, download=False)
                 speed = large.tokens_per_second(trial_seconds / len(source.parts))
                 first_documents += large.show_documents()
                 tokens = extents[-1].tokens
@@ -187,8 +184,8 @@ def check_disk(plan: Plan) -> None:
 
 
 def split_error(plan: Plan) -> NoTrainingError | None:
-    """Return the error if it is certain that nothing would be left to train on. Where only an estimate says
-    so, the end of the stream will tell."""
+    """Return the error if it is certain that nothing would be left to train on. Where only an estimate says so, the end
+    of the stream will tell."""
     job, extent, files = plan.job, plan.extent, plan.job.source.files
     limit = job.config.max_tokens or math.inf
     most = math.inf
@@ -226,8 +223,8 @@ def _measure_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -
     measured = sample.measured
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
-    # After decompression; files that are not on the disk yet, because they come from the hub, as if they were
-    # like those that are, and those in a bucket like the first few.
+    # After decompression; files that are not on the disk yet, because they come from the hub, as if they were like
+    # those that are, and those in a bucket like the first few.
     chosen = [file for file in files if not file.is_missing]
     chosen = [file for file in chosen if not file.is_remote] or chosen[:REMOTE_FOOTERS]
     packed = unpacked = 0.0
@@ -302,8 +299,8 @@ def _within_limits(extent: Extent, measured: MeasuredSample) -> Extent:
 
 
 def short_lines(plan: Plan) -> list[str]:
-    """Return the plan in a few lines, with warnings, for the beginning of a build. They also show how a text
-    is split into documents, because later nothing shows it."""
+    """Return the plan in a few lines, with warnings, for the beginning of a build. They also show how a text is split
+    into documents, because later nothing shows it."""
     rows = [*short_rows(plan), *plan.separator_rows]
     rows += [("WARNING", warning) for warning in plan_warnings(plan)]
     return [f"{name:<10} {text}" for name, text in rows]

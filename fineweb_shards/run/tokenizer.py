@@ -26,8 +26,8 @@ _LARGEST_BYTES = 2**28
 
 
 def find_definition(config: Config, begun: Manifest | None, observer: Observer) -> Definition:
-    """Return the tokenizer of the settings; UsageError or InputError if there is none. `begun` is the output
-    folder's manifest if this is a resume."""
+    """Return the tokenizer of the settings; UsageError or InputError if there is none. `begun` is the output folder's
+    manifest if this is a resume."""
     wanted, known = config.tokenizer, BUILTINS.get(config.tokenizer)
     if wanted == GPT2.name and not config.eot and not config.pattern:
         return GPT2_DEFINITION
@@ -70,8 +70,8 @@ def _may_be_model(wanted: str) -> bool:
 
 
 def _recorded(wanted: str, begun: Manifest | None) -> bytes | None:
-    """Return the tokenizer's file that the output folder keeps, if it is the one that is wanted now: by its
-    name, and if a revision is given by its commit."""
+    """Return the tokenizer's file that the output folder keeps, if it is the one that is wanted now: by its name, and
+    if a revision is given by its commit."""
     if begun is None:
         return None
     # A model's name was recorded with its commit; without a revision any commit of it is wanted.

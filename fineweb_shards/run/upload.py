@@ -1,12 +1,12 @@
 """`upload`: send finished, verified shards to a dataset on the Hugging Face hub, with a dataset card.
 
-Files are sent one after the other and committed twenty at a time, because the hub allows about a hundred
-commits per hour. A file that the hub has already, by its hash, is not sent again, be it committed or only
-sent by an interrupted run; so the same command resumes an upload. The manifest and the card come last.
+Files are sent one after the other and committed twenty at a time, because the hub allows about a hundred commits per
+hour. A file that the hub has already, by its hash, is not sent again, be it committed or only sent by an interrupted
+run; so the same command resumes an upload. The manifest and the card come last.
 
-`HfApi.upload_folder` promises no such order, and makes one commit of everything, so that one failure repeats
-all of it and --max-outage would count from the first one. `upload_large_folder` retries without end, prints
-reports of its own, and writes its state into the folder.
+`HfApi.upload_folder` promises no such order, and makes one commit of everything, so that one failure repeats all of it
+and --max-outage would count from the first one. `upload_large_folder` retries without end, prints reports of its own,
+and writes its state into the folder.
 """
 
 from __future__ import annotations
@@ -72,12 +72,10 @@ class Uploader:
         self._say = say
 
     def upload(self, folder: Path, manifest: Manifest, *, private: bool) -> tuple[str, int, int]:
-        """Send all files that are not in the dataset yet. The folder must be complete and verified. Return
-        the dataset's address, its number of files, and how many were sent now."""
+        """Send all files that are not in the dataset yet. The folder must be complete and verified. Return the
+        dataset's address, its number of files, and how many were sent now."""
         if not manifest.complete:
-            raise InputError(
-                f"{folder}: the build is not finished.", "Finish it first: run its command again."
-            )
+            raise InputError(f"{folder}: the build is not finished.", "Finish it first: run its command again.")
         create = partial(self._api.create_repo, self._repo, repo_type=_DATASET, exist_ok=True)
         try:
             # None: the default of the user's organisation.
@@ -95,9 +93,7 @@ class Uploader:
                 sent.append(self._ask(partial(self._send, folder, file.name)))
             contents: dict[str, Path | bytes] = {file.name: folder / file.name for file in group}
             self._commit(contents, f"Add {show_number_of(len(group), 'file')} of tokens", sent)
-        small: dict[str, Path | bytes] = {
-            FILE_NAME: read_file(folder / FILE_NAME, MOST_BYTES, follow_links=True)
-        }
+        small: dict[str, Path | bytes] = {FILE_NAME: read_file(folder / FILE_NAME, MOST_BYTES, follow_links=True)}
         if self._may_write_card(remote.get(CARD_NAME)):
             small[CARD_NAME] = make_card(self._repo, manifest, files).encode()
         else:
@@ -133,8 +129,8 @@ class Uploader:
     def _commit(
         self, contents: dict[str, Path | bytes], message: str, sent: list[CommitOperationAdd] | None = None
     ) -> None:
-        """Commit files to the dataset; the client leaves out those that it has. `sent` are their operations,
-        if their bytes were sent before."""
+        """Commit files to the dataset; the client leaves out those that it has. `sent` are their operations, if their
+        bytes were sent before."""
         ready = [sent] if sent else []
 
         def commit() -> None:
@@ -205,8 +201,7 @@ def make_card(repo: str, manifest: Manifest, files: list[CardFile]) -> str:
     facts = "\n".join(f"| {what} | {text} |" for what, text in _facts(title, manifest, files))
     loader = "\n".join(f"    {line}" for line in layout.loader_lines(name, token_names, vocabulary))
     table = "\n".join(
-        f"| {file.name} | {file.split} | {file.tokens:,} | {file.documents:,} | {file.size_bytes:,} "
-        f"| `{file.sha256}` |"
+        f"| {file.name} | {file.split} | {file.tokens:,} | {file.documents:,} | {file.size_bytes:,} | `{file.sha256}` |"
         for file in files
     )
     return f"""\

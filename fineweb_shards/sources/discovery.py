@@ -1,8 +1,8 @@
-"""Find the files that each value of `--input` stands for: a file, a folder, a glob, a pipe, or an address in
-a bucket; and note everything that is not taken.
+"""Find the files that each value of `--input` stands for: a file, a folder, a glob, a pipe, or an address in a bucket;
+and note everything that is not taken.
 
-A folder is the glob `**/*`. Links to folders are followed, but every folder is read once, however many
-names lead to it: a link to a parent folder makes no loop, and one to a sibling gives no document twice.
+A folder is the glob `**/*`. Links to folders are followed, but every folder is read once, however many names lead to
+it: a link to a parent folder makes no loop, and one to a sibling gives no document twice.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Search:
 
 
 def find_inputs(flag: str, inputs: tuple[str, ...], search: Search) -> list[Found]:
-    """Return the files that all values of a flag stand for, without what builds have made; note what another
-    one has made."""
+    """Return the files that all values of a flag stand for, without what builds have made; note what another one has
+    made."""
     taken: list[Found] = []
     for text in inputs:
         expanded = _expand(flag, text, search)
@@ -90,8 +90,8 @@ def find_inputs(flag: str, inputs: tuple[str, ...], search: Search) -> list[Foun
 
 
 def readable_name(name: str) -> str:
-    """Return a file's name as valid text, reversibly: `\\xff` stands for a byte that is no UTF-8, and `\\x5c`
-    for a backslash that would look like such an escape."""
+    """Return a file's name as valid text, reversibly: `\\xff` stands for a byte that is no UTF-8, and `\\x5c` for a
+    backslash that would look like such an escape."""
     return os.fsencode(name).replace(b"\\x", b"\\x5cx").decode("utf-8", "backslashreplace")
 
 
@@ -101,8 +101,7 @@ def first_few(names: Sequence[str]) -> str:
 
 
 def _expand(flag: str, text: str, search: Search) -> list[Found]:
-    """Return the files that one value of a flag stands for. A file named directly is taken, whatever its
-    ending."""
+    """Return the files that one value of a flag stands for. A file named directly is taken, whatever its ending."""
     if text == STANDARD_INPUT:
         return [Found(STANDARD_INPUT, STANDARD_INPUT, is_pipe=True)]
     if not text.strip():
@@ -135,8 +134,8 @@ def _expand(flag: str, text: str, search: Search) -> list[Found]:
 def _expand_url(flag: str, text: str, search: Search) -> list[Found]:
     """Return the objects that an address stands for: one object, a folder, or a glob.
 
-    A store has no folders, only names with slashes. A folder is what has such a name before it, and the rules
-    of a local folder hold: everything below it, except what is hidden.
+    A store has no folders, only names with slashes. A folder is what has such a name before it, and the rules of a
+    local folder hold: everything below it, except what is hidden.
     """
     folder, pattern = split_glob(text)
     is_folder = False
@@ -219,14 +218,12 @@ def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folde
     problems = {name: f"{findings.path_of(name)}: {why}." for name, why in findings.unreadable.items()}
     names = sorted({*taken, *problems})
     common = partial(Found, given=given, every=every)
-    return [
-        common(findings.path_of(name), name, problems.get(name), findings.objects.get(name)) for name in names
-    ]
+    return [common(findings.path_of(name), name, problems.get(name), findings.objects.get(name)) for name in names]
 
 
 def _missing_error(given: str, path: Path) -> InputError:
-    """Return an error that says why a path is neither a file nor a folder, with what was probably meant, or
-    what is there instead."""
+    """Return an error that says why a path is neither a file nor a folder, with what was probably meant, or what is
+    there instead."""
     try:
         os.stat(path)
         why = "neither a file nor a folder"
@@ -250,8 +247,8 @@ def _missing_error(given: str, path: Path) -> InputError:
 
 
 def _walk(root: str, pattern: _Rest) -> _Findings:
-    """Find everything below a folder that matches a pattern, by the rules of the shell: nothing hidden, and
-    `**` is any number of folders."""
+    """Find everything below a folder that matches a pattern, by the rules of the shell: nothing hidden, and `**` is any
+    number of folders."""
     findings = _Findings(root)
     folders = [("", frozenset([pattern]))] if os.path.isdir(root) else []
     links: list[tuple[str, frozenset[_Rest]]] = []
@@ -291,8 +288,8 @@ def _walk(root: str, pattern: _Rest) -> _Findings:
 
 
 def _visit(findings: _Findings, name: str, matching: list[_Rest]) -> frozenset[_Rest]:
-    """Add what has a name to the findings. Return what is still to be matched below it, if it is a folder in
-    which to look."""
+    """Add what has a name to the findings. Return what is still to be matched below it, if it is a folder in which to
+    look."""
     path = findings.path_of(name)
     try:
         mode = os.stat(path).st_mode

@@ -1,5 +1,5 @@
-"""Turn `--input` into a list of files, each with its format, found by its name, and a hash of samples; and
-check on a resume that they are those in the manifest.
+"""Turn `--input` into a list of files, each with its format, found by its name, and a hash of samples; and check on a
+resume that they are those in the manifest.
 
 Those of `--val-input` come first: so validation is the beginning of the stream, as by most other rules.
 """
@@ -58,13 +58,13 @@ def find_files(
     note: Callable[[str], None] = lambda text: None,
     open_bucket: OpenBucket = Bucket,
 ) -> tuple[InputFile, ...]:
-    """Find all files that the inputs name, in the order they will be read: first those of `val_inputs`, which
-    are for validation only, even if an input names them as well.
+    """Find all files that the inputs name, in the order they will be read: first those of `val_inputs`, which are for
+    validation only, even if an input names them as well.
 
-    The program's own output is never input, even if --out is inside the input's folder, nor is that of
-    another build. What can't be read is an error or, with `skip_bad`, a file with a problem. With
-    `find_separators`, texts on this machine get what was found between their documents. `column` holds the
-    documents of JSON lines. `note` is called with what was skipped, and what may be a mistake.
+    The program's own output is never input, even if --out is inside the input's folder, nor is that of another build.
+    What can't be read is an error or, with `skip_bad`, a file with a problem. With `find_separators`, texts on this
+    machine get what was found between their documents. `column` holds the documents of JSON lines. `note` is called
+    with what was skipped, and what may be a mistake.
     """
     if not inputs:
         raise InputError(
@@ -164,8 +164,8 @@ def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, li
 
 
 def _unpack_head(file: InputFile) -> bytes:
-    """Return the beginning of a compressed file's text; of a damaged one what can be read, because the damage
-    is reported when it is its turn."""
+    """Return the beginning of a compressed file's text; of a damaged one what can be read, because the damage is
+    reported when it is its turn."""
     head = bytearray()
     with (
         contextlib.suppress(DamagedStreamError, OSError),
@@ -182,8 +182,8 @@ def _unpack_head(file: InputFile) -> bytes:
 def _check_odd_files(
     described: Iterable[tuple[Found, InputFile]], column: str, skip_bad: bool, note: Callable[[str], None]
 ) -> None:
-    """Note files of another kind than nearly all that the same --input stands for, and refuse a `.json` among
-    others that holds no JSON lines. `column` holds the documents."""
+    """Note files of another kind than nearly all that the same --input stands for, and refuse a `.json` among others
+    that holds no JSON lines. `column` holds the documents."""
     groups: dict[tuple[str, str], list[InputFile]] = {}
     for one, file in described:
         if one.given and file.problem is None:
@@ -211,8 +211,8 @@ def _check_odd_files(
 
 
 def _holds_no_documents(file: InputFile, column: str) -> bool:
-    """Tell whether a `.json` file on this machine is no JSON lines, by its first line: such files are often a
-    dataset's metadata. One that can't be judged may be."""
+    """Tell whether a `.json` file on this machine is no JSON lines, by its first line: such files are often a dataset's
+    metadata. One that can't be judged may be."""
     if not file.path.lower().endswith(".json") or file.is_remote or file.is_pipe:
         return False
     try:
@@ -237,15 +237,15 @@ def _name_few(names: list[str]) -> str:
 # What the manifest has of the files, and whether they are still the same on a resume.
 
 _SAMPLED = re.compile("[0-9a-f]{64}")  # the hash of a file's samples
-# Hashes that follow from the content alone: of samples, git's, and the MD5 that is the ETag of an object
-# which was sent in one piece. Any other ETag may be another one for a copy.
+# Hashes that follow from the content alone: of samples, git's, and the MD5 that is the ETag of an object which was sent
+# in one piece. Any other ETag may be another one for a copy.
 _OF_CONTENT = (_SAMPLED, re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{32}"))
 _RESTORE_HINT = "Restore the input as it was, or start over with what it is now: another --out, or --fresh."
 
 
 def files_to_json(files: tuple[InputFile, ...]) -> list[_Record]:
-    """Describe the files for the manifest: without paths, which differ on another machine, and mostly without
-    formats, which follow from names and settings (a file of the hub may be streamed or downloaded)."""
+    """Describe the files for the manifest: without paths, which differ on another machine, and mostly without formats,
+    which follow from names and settings (a file of the hub may be streamed or downloaded)."""
     kept = [field.name for field in fields(InputFile) if field.name not in _NOT_IN_THE_MANIFEST]
     return [
         {name: getattr(file, name) for name in kept}
@@ -260,8 +260,8 @@ def files_to_json(files: tuple[InputFile, ...]) -> list[_Record]:
 def check_same_files(files: tuple[InputFile, ...], recorded: list[_Record], *, same_source: bool) -> None:
     """Raise ChangedError if the files are not those that the manifest records.
 
-    Size and samples don't show every change, so a different modification time is refused as well, and hashes
-    that can't be compared, unless the user says that the file is a copy (`same_source`).
+    Size and samples don't show every change, so a different modification time is refused as well, and hashes that can't
+    be compared, unless the user says that the file is a copy (`same_source`).
     """
     _check_same_names(files, recorded)
     for file, new, old in zip(files, files_to_json(files), recorded, strict=True):
@@ -302,9 +302,7 @@ def _check_same_names(files: tuple[InputFile, ...], recorded: list[_Record]) -> 
         )
     new, missing = [*(Counter(now) - Counter(before))], [*(Counter(before) - Counter(now))]
     changes = [
-        f"{len(names):,} {what} ({_name_few(names)})"
-        for what, names in (("new", new), ("missing", missing))
-        if names
+        f"{len(names):,} {what} ({_name_few(names)})" for what, names in (("new", new), ("missing", missing)) if names
     ]
     if changes:
         raise ChangedError(

@@ -1,7 +1,7 @@
 """Turn the files of a dataset, as the hub lists them or as a manifest records them, into input files.
 
-A commit never changes: a resume takes the files from the manifest and does not ask the hub. Whether each is
-still the one that was listed is checked when it is read, by its hash. The hub's clients are not needed here.
+A commit never changes: a resume takes the files from the manifest and does not ask the hub. Whether each is still the
+one that was listed is checked when it is read, by its hash. The hub's clients are not needed here.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Listing:
         return cls(dataset, commit, tuple(listed))
 
     def with_validation(self, patterns: Sequence[str]) -> Listing:
-        """Return the listing with the files for validation first: those whose path in the dataset, or whose
-        name, matches one of the patterns of --val-input."""
+        """Return the listing with the files for validation first: those whose path in the dataset, or whose name,
+        matches one of the patterns of --val-input."""
         chosen: set[str] = set()
         for pattern in patterns:
             if not all(file.content_hash for file in self.files):
@@ -59,9 +59,7 @@ class Listing:
                     "Choose validation by --val-documents or --val-ratio.",
                 )
             paths = [(file.name, PurePosixPath(file.name).name) for file in self.files]
-            matching = {
-                path for path, name in paths if fnmatchcase(path, pattern) or fnmatchcase(name, pattern)
-            }
+            matching = {path for path, name in paths if fnmatchcase(path, pattern) or fnmatchcase(name, pattern)}
             if not matching:
                 raise InputError(
                     f"--val-input {pattern}: no file of dataset {self.dataset} has this name.",
@@ -73,8 +71,8 @@ class Listing:
         return replace(self, files=tuple(sorted(marked, key=lambda file: not file.for_validation)))
 
     def input_files(self, folder: Path, *, download: bool) -> tuple[InputFile, ...]:
-        """Return the files to read: by ranges or, with `download` and where ranges can't be read by
-        themselves, once they are in `folder`."""
+        """Return the files to read: by ranges or, with `download` and where ranges can't be read by themselves, once
+        they are in `folder`."""
         found = []
         for index, file in enumerate(self.files):
             path, place = f"hf://datasets/{self.dataset}@{self.commit}/{file.name}", HUB
@@ -86,9 +84,7 @@ class Listing:
             elif download or compression or is_small or kind is None or not FORMATS[kind].by_ranges:
                 parts = PurePosixPath(file.name).parts
                 if file.name.startswith("/") or ".." in parts or not parts:  # a manifest may be tampered with
-                    raise HubError(
-                        f"dataset {self.dataset}: {file.name!r} is no name of a file in a dataset."
-                    )
+                    raise HubError(f"dataset {self.dataset}: {file.name!r} is no name of a file in a dataset.")
                 path, place = str(folder / file.name), HUB_ON_DISK
             if kind is None:
                 raise HubError(f"dataset {self.dataset}: {file.name}: the ending of this file is unknown.")

@@ -1,8 +1,8 @@
 """List the files of a dataset on the hub: once, in the parent, at one pinned commit.
 
-Config and split are resolved by `datasets` itself. Files that our readers know are then read without it; what
-is left is streamed front to back by it (rows.py). Workers get paths, sizes and hashes; a resume takes them
-from the manifest (hub_files.py).
+Config and split are resolved by `datasets` itself. Files that our readers know are then read without it; what is left
+is streamed front to back by it (rows.py). Workers get paths, sizes and hashes; a resume takes them from the manifest
+(hub_files.py).
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _is_one_array(listing: Listing, retrier: Retrier) -> bool:
 
 
 def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> tuple[list[str], bool]:
-    """Return the addresses of the files of a config and split, and whether its card says how to read them in
-    a way that our readers don't know, such as the field of a JSON file, or the separator of a CSV file."""
+    """Return the addresses of the files of a config and split, and whether its card says how to read them in a way that
+    our readers don't know, such as the field of a JSON file, or the separator of a CSV file."""
     import datasets  # heavy, and only needed here
 
     try:

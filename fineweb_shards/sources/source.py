@@ -1,8 +1,8 @@
 """Define what a run reads: a source is an ordered list of files, each read by its format where it is.
 
-The input of a run has one or more parts, each a source of its own with its own settings, read one after the
-other. A place in the stream is a cursor for each part, so that nothing after this assumes an order of the
-parts: only `Parts.batches` does.
+The input of a run has one or more parts, each a source of its own with its own settings, read one after the other. A
+place in the stream is a cursor for each part, so that nothing after this assumes an order of the parts: only
+`Parts.batches` does.
 """
 
 from __future__ import annotations
@@ -29,14 +29,10 @@ _EXPECTED_FILES = 3  # the current one and the next two
 _MOST_DOUBTS = 4
 
 
-def open_source(
-    files: tuple[InputFile, ...], settings: ReadSettings, observer: Observer | None = None
-) -> Source:
+def open_source(files: tuple[InputFile, ...], settings: ReadSettings, observer: Observer | None = None) -> Source:
     """Make a source of these files. `observer` is told about waits for the network."""
     names = {(file.place, file.format) for file in files}
-    places = {
-        place: open_place(place, settings.hub, settings.max_outage_seconds, observer) for place, _ in names
-    }
+    places = {place: open_place(place, settings.hub, settings.max_outage_seconds, observer) for place, _ in names}
     readers = {(place, name): load_format(name)(settings, places[place]) for place, name in names}
     return Source(files, settings, readers)
 
@@ -52,16 +48,16 @@ class Source:
     def batches(self, start: Cursor, end_file: int | None = None) -> Iterator[Batch]:
         """Yield all batches from the cursor on, up to a file or to the end; of small files, several in one.
 
-        Which ones depends on where it begins, but not if it begins with a batch of an earlier run, as every
-        cursor in a manifest does: so a resume ends with the same cursors.
+        Which ones depends on where it begins, but not if it begins with a batch of an earlier run, as every cursor in a
+        manifest does: so a resume ends with the same cursors.
         """
         for kind, files in groupby(self.files[start.file : end_file], self._joined_kind):
             batches = chain.from_iterable(self._batches_or_problem(file, start) for file in files)
             yield from batches if kind is None else _join_small(batches, self.settings.batch_bytes)
 
     def _joined_kind(self, file: InputFile) -> bool | None:
-        """Return what files must have in common to be in one batch: the split that they may be meant for;
-        None if a file is large, or not simply read by a worker."""
+        """Return what files must have in common to be in one batch: the split that they may be meant for; None if a
+        file is large, or not simply read by a worker."""
         is_small = file.size_bytes <= self.settings.batch_bytes * _SMALL_SHARE
         is_plain = file.place == LOCAL and FORMATS[file.format].is_text
         is_joined = is_small and is_plain and not self.reader_of(file).by_value(file)
@@ -81,9 +77,7 @@ class Source:
         if problem is not None and not self.settings.skip_bad:
             raise BadFileError(problem)
         try:
-            listed = (
-                () if problem is not None else reader.batches(file, first.position, first.starts_mid_document)
-            )
+            listed = () if problem is not None else reader.batches(file, first.position, first.starts_mid_document)
             for batch in listed:
                 address = None if batch.payload is not None else reader.place.address_of(file)
                 yield batch if address is None else replace(batch, address=address)
@@ -99,8 +93,8 @@ class Source:
         return self.readers[file.place, file.format]
 
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
-        """Read the documents of a batch in this process. What can't be read, and came over the network, is
-        fetched once more before the file is blamed."""
+        """Read the documents of a batch in this process. What can't be read, and came over the network, is fetched once
+        more before the file is blamed."""
         if batch.members:
             for member in batch.members:
                 yield from self.chunks(member)
@@ -138,8 +132,8 @@ class Source:
             yield replace(chunk, problems=(*chunk.problems, arrived_damaged(file, batch))) if sound else chunk
 
     def fetch_again(self, batch: Batch, *, damaged: bool = False) -> bool:
-        """Have a batch that was just read fetched again, because it is damaged or looks so; False if that
-        would change nothing, and the file is to blame."""
+        """Have a batch that was just read fetched again, because it is damaged or looks so; False if that would change
+        nothing, and the file is to blame."""
         file = self.files[batch.file]
         if not file.is_remote or batch.payload is not None:
             return False
@@ -209,8 +203,7 @@ class Source:
 
 
 def _join_small(batches: Iterator[Batch], most_bytes: int) -> Iterator[Batch]:
-    """Yield the batches of small files, as many as allowed in one. If the listing fails, those before come
-    first."""
+    """Yield the batches of small files, as many as allowed in one. If the listing fails, those before come first."""
     held: list[Batch] = []
     held_bytes = 0
     try:
@@ -250,8 +243,8 @@ def arrived_damaged(file: InputFile, batch: Batch) -> str:
 
 
 def _is_doubtful(chunk: TextChunk, batch: Batch) -> bool:
-    """Return whether a chunk may come from bytes that were damaged on the way: something in it could not be
-    read, or what is next in its batch."""
+    """Return whether a chunk may come from bytes that were damaged on the way: something in it could not be read, or
+    what is next in its batch."""
     ends_early = chunk.end is not None and chunk.end.position < batch.end
     return bool(chunk.counts.bad_parts or chunk.counts.replaced_characters) or ends_early
 
@@ -308,8 +301,8 @@ class Parts:
         return self.of(batch).files[batch.file]
 
     def batches(self, starts: Cursors) -> Iterator[Batch]:
-        """Yield all batches from the cursors on: the files for validation of all parts, then the others, one
-        part after the other."""
+        """Yield all batches from the cursors on: the files for validation of all parts, then the others, one part after
+        the other."""
         listed = [*enumerate(zip(self.parts, starts, strict=True))]
         for number, (part, start) in listed:
             if start.file < part.val_files:

@@ -1,8 +1,8 @@
 """A folder in a bucket: list, read and write its objects, across outages.
 
-Every method tries again what may pass (5xx, 429, broken connections, silence) for at most
-`max_outage_seconds`, and reports the wait to the observer. What no retry would change is an error with the
-next step. An object is visible when all of it is there, never before: so a reader never sees half of one.
+Every method tries again what may pass (5xx, 429, broken connections, silence) for at most `max_outage_seconds`, and
+reports the wait to the observer. What no retry would change is an error with the next step. An object is visible when
+all of it is there, never before: so a reader never sees half of one.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _DELETED_AT_ONCE = 16
 
 
 class Bucket(Connection):
-    """A folder in a bucket. Threads may share it, and it can be pickled: without credentials, which every
-    process finds by itself, and without the observer."""
+    """A folder in a bucket. Threads may share it, and it can be pickled: without credentials, which every process finds
+    by itself, and without the observer."""
 
     def __init__(
         self,
@@ -75,11 +75,9 @@ class Bucket(Connection):
         return cast(Bucket, make(*arguments, observer))
 
     def hurried(self, max_outage_seconds: float, longest_answer_seconds: float) -> Bucket:
-        """Return the same for somebody in a hurry, who waits no longer for an outage to end, nor for a server
-        that says nothing. There is no second try after that."""
-        bucket = Bucket(
-            str(self.address), max_outage_seconds, refusal=self.refusal, conditions=self._conditions
-        )
+        """Return the same for somebody in a hurry, who waits no longer for an outage to end, nor for a server that says
+        nothing. There is no second try after that."""
+        bucket = Bucket(str(self.address), max_outage_seconds, refusal=self.refusal, conditions=self._conditions)
         bucket.longest_answer_seconds = longest_answer_seconds
         return bucket
 
@@ -104,8 +102,8 @@ class Bucket(Connection):
         while page := self.call(prefix, next_page):
             for found in page:
                 last = found["path"]
-                # A store that ignores where to begin would list the same for ever, or twice after an
-                # interruption. Brent's way to find a cycle of any length: landmarks at powers of two.
+                # A store that ignores where to begin would list the same for ever, or twice after an interruption.
+                # Brent's way to find a cycle of any length: landmarks at powers of two.
                 if last == landmark:
                     hint = "It seems to ignore start-after or continuation-token. Use another server."
                     raise self.refusal(f"{self.address}: the store lists an object twice ({last}).", hint)
@@ -133,14 +131,14 @@ class Bucket(Connection):
         return bytes(self.fetch(name, etag, begin, end))
 
     def open(self, name: str, info: ObjectInfo | None = None) -> BinaryIO:
-        """Open an object as a file that can be read and searched, with a few ranges fetched ahead. `info` is
-        what is known of it, if so; all reads are of that version of it, or raise ChangedError."""
+        """Open an object as a file that can be read and searched, with a few ranges fetched ahead. `info` is what is
+        known of it, if so; all reads are of that version of it, or raise ChangedError."""
         info = info or self._describe(self.call(name, _head))
         return open_in_order(partial(self.fetch, info.name, info.etag), info.size_bytes)
 
     def probe(self) -> Conditions:
-        """Find out once what the store makes of conditions, by writing a small object and deleting it; a
-        refusal if it can't be read by ranges. Google's and Azure's stores are known."""
+        """Find out once what the store makes of conditions, by writing a small object and deleting it; a refusal if it
+        can't be read by ranges. Google's and Azure's stores are known."""
         if self._conditions is None:
             known = self.address.scheme != "s3"
             self._conditions = Conditions.QUOTED if known else probe_store(self)
@@ -148,15 +146,15 @@ class Bucket(Connection):
 
     @property
     def has_conditional_writes(self) -> bool:
-        """Whether the store does a write whose condition holds, and no other. If not, `write` looks before it
-        writes, and a second writer in that moment is not noticed."""
+        """Whether the store does a write whose condition holds, and no other. If not, `write` looks before it writes,
+        and a second writer in that moment is not noticed."""
         return self.probe() is not Conditions.NONE
 
     def write(self, name: str, data: bytes, *, replaces: Version | None) -> Version:
         """Write a small object if it still has the version `replaces`, or, with None, if there is none yet.
 
-        ConflictError if somebody else has written it. If an answer is lost, the next try meets what the first
-        one has written; so two writers must not write the same content: put something of the run into it.
+        ConflictError if somebody else has written it. If an answer is lost, the next try meets what the first one has
+        written; so two writers must not write the same content: put something of the run into it.
         """
         conflict = ConflictError(f"{self.address.child(name)}: somebody else has written it meanwhile.")
         if not self.has_conditional_writes:
@@ -172,8 +170,8 @@ class Bucket(Connection):
             raise conflict from None
 
     def upload(self, path: Path, name: str) -> Version:
-        """Write a local file of any size as an object, in parts if it is large. It is visible when all of it
-        is there. If anything goes wrong on the way, the parts are given up."""
+        """Write a local file of any size as an object, in parts if it is large. It is visible when all of it is there.
+        If anything goes wrong on the way, the parts are given up."""
         with open_own(path, "rb") as file:
             return self.upload_file(file, os.fstat(file.fileno()).st_size, name)
 
@@ -196,9 +194,9 @@ class Bucket(Connection):
             pass
 
     def abort_uploads(self, is_ours: Callable[[str], bool]) -> int | None:
-        """Give up the uploads in the folder that a killed run has left unfinished, if their names are ours:
-        their parts are invisible, and cost money. Return their number; None if nobody here can tell, because
-        obstore can't list them: it needs S3 and boto3. Elsewhere a lifecycle rule of the bucket does it.
+        """Give up the uploads in the folder that a killed run has left unfinished, if their names are ours: their parts
+        are invisible, and cost money. Return their number; None if nobody here can tell, because obstore can't list
+        them: it needs S3 and boto3. Elsewhere a lifecycle rule of the bucket does it.
 
         Nobody else may be writing there: a running upload is given up as well.
         """
@@ -230,8 +228,8 @@ class Bucket(Connection):
         return aborted
 
     def _send(self, file: BinaryIO, size_bytes: int, store: ObjectStore, key: str) -> Version:
-        """Upload a file. If it makes no progress for long, the observer hears of it: obstore would tell of a
-        silent server only after minutes, because a part may take as long to be sent."""
+        """Upload a file. If it makes no progress for long, the observer hears of it: obstore would tell of a silent
+        server only after minutes, because a part may take as long to be sent."""
         import obstore
 
         file.seek(0)
@@ -297,17 +295,17 @@ _LOOK_SECONDS = 1.0
 
 
 def plan_parts(size_bytes: int) -> tuple[int, int]:
-    """Return the size of the parts, whole MiB and as small as 10,000 parts allow; and how many are on their
-    way at once, while one more is being read."""
+    """Return the size of the parts, whole MiB and as small as 10,000 parts allow; and how many are on their way at
+    once, while one more is being read."""
     needed = -(-size_bytes // _MOST_PARTS)
     part_bytes = max(_SMALLEST_PART_BYTES, -(-needed // _MIB) * _MIB)
     return part_bytes, max(1, UPLOAD_MEMORY_BYTES // part_bytes - 1)
 
 
 class UploadFile:
-    """A file of `size_bytes` that obstore reads: all of them, or an error, because what obstore has read to
-    its end is published, however short it is. Remembers what was raised by a read, a signal's exception for
-    example: obstore turns every exception into an OSError."""
+    """A file of `size_bytes` that obstore reads: all of them, or an error, because what obstore has read to its end is
+    published, however short it is. Remembers what was raised by a read, a signal's exception for example: obstore turns
+    every exception into an OSError."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._file = file

@@ -1,7 +1,7 @@
 """Open buckets for this process: one obstore store for each bucket and use, with credentials and settings.
 
-A request is tried once: retrying is ours (system/retry.py), so that a wait is seen. Only the parts of an
-upload are retried by obstore, because it can't continue an upload after a failed part.
+A request is tried once: retrying is ours (system/retry.py), so that a wait is seen. Only the parts of an upload are
+retried by obstore, because it can't continue an upload after a failed part.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def get_store(address: BucketAddress, *, for_upload: bool = False) -> ObjectStor
 
 
 def check_not_forked(address: object) -> None:
-    """Raise UsageError in a process that was forked from one that has used obstore. Its threads are not here,
-    so that every request would wait for them for ever. The message has the next step in it: that of an
-    exception in a worker of a torch DataLoader is all that is shown."""
+    """Raise UsageError in a process that was forked from one that has used obstore. Its threads are not here, so that
+    every request would wait for them for ever. The message has the next step in it: that of an exception in a worker of
+    a torch DataLoader is all that is shown."""
     if _process not in (None, os.getpid()):
         raise UsageError(
             f"{address}: this process was forked from one that has used an object store, and would hang; it "
@@ -118,10 +118,10 @@ SETTINGS = {
 
 # Find credentials and settings that the ecosystem knows and obstore does not find by itself.
 #
-# obstore reads the environment (AWS_*, GOOGLE_*, AZURE_*), Google's application default credentials, and asks
-# for the roles of instances, containers and pods. It does not read the profiles of the AWS tools
-# (~/.aws/credentials and ~/.aws/config) and two of the Azure tools' variables. A profile with keys is read
-# here; one that needs a login or a role is left to boto3.
+# obstore reads the environment (AWS_*, GOOGLE_*, AZURE_*), Google's application default credentials, and asks for the
+# roles of instances, containers and pods. It does not read the profiles of the AWS tools (~/.aws/credentials and
+# ~/.aws/config) and two of the Azure tools' variables. A profile with keys is read here; one that needs a login or a
+# role is left to boto3.
 #
 # Nothing here is kept, printed or pickled: every process looks for itself.
 

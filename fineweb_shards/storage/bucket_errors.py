@@ -1,7 +1,7 @@
 """Translate obstore's exceptions: TransientError if waiting may help, an error in our own words if not.
 
-obstore's messages hold addresses, headers and answers, which may hold signatures and keys. So none of them is
-passed on: a status, an error code of the store and a host name are picked out, and nothing else.
+obstore's messages hold addresses, headers and answers, which may hold signatures and keys. So none of them is passed
+on: a status, an error code of the store and a host name are picked out, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fineweb_shards.storage.bucket_credentials import SETTINGS, forget_stores, h
 from fineweb_shards.storage.place import TRANSIENT_STATUSES
 from fineweb_shards.system.retry import TransientError
 
-# Two writers at the same moment: the next try shows who was first. Or an upload that was ended by an answer
-# that was lost, or by somebody else.
+# Two writers at the same moment: the next try shows who was first. Or an upload that was ended by an answer that was
+# lost, or by somebody else.
 _RACE_CODES = ("ConditionalRequestConflict", "OperationAborted", "NoSuchUpload")
 _BUSY_CODES = ("InternalError", "RequestTimeout", "ServerBusy", "ServiceUnavailable", "SlowDown")
 _TRANSIENT_CODES = (*_RACE_CODES, *_BUSY_CODES, "Throttling", "ThrottlingException")
@@ -91,9 +91,7 @@ class Refusal:
         elif not status and "NotPartial" in text:
             broken = _NOT_PARTIAL
         elif not status and "HttpError" in text and "builder error" not in text:
-            broken = next(
-                (ours for theirs, ours in _BROKEN.items() if theirs in text), "the connection broke"
-            )
+            broken = next((ours for theirs, ours in _BROKEN.items() if theirs in text), "the connection broke")
         return cls(type(error).__name__, number, code[1] if code else "", host[1] if host else "", broken)
 
     @property

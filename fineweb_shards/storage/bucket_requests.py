@@ -2,9 +2,9 @@
 
 Small objects are written under a condition, in the form that the store understands. S3, Google and Azure know
 conditions. Of the programs that speak S3, some refuse such a request (501), some write without looking at the
-condition, and some refuse even a condition that holds, because they compare the ETag without the quotes that
-they have sent: Ceph's RGW does (16.2, tried), and DigitalOcean's Spaces (slatedb/slatedb#1818). versitygw had
-the same symptom (versity/versitygw#1710). What a store does is found out by trying: `probe_store`.
+condition, and some refuse even a condition that holds, because they compare the ETag without the quotes that they have
+sent: Ceph's RGW does (16.2, tried), and DigitalOcean's Spaces (slatedb/slatedb#1818). versitygw had the same symptom
+(versity/versitygw#1710). What a store does is found out by trying: `probe_store`.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Connection:
         answers: Answers = (),
         for_upload: bool = False,
     ) -> Result:
-        """Return what `action` returns for the store and an object's full name in it. Refusals that are
-        `answers` to the caller are raised as they are, all others as errors for a user."""
+        """Return what `action` returns for the store and an object's full name in it. Refusals that are `answers` to
+        the caller are raised as they are, all others as errors for a user."""
         key = self.address.key(name)
 
         def attempt() -> Result:
@@ -116,8 +116,8 @@ class Connection:
             raise answer.refusal from None
 
     def _call_interruptibly(self, action: Callable[[], Result]) -> Result:
-        """Call a function of obstore. Signals are handled by the main thread, but not inside of obstore,
-        where a server that says nothing would keep Ctrl-C waiting; so there another thread calls it."""
+        """Call a function of obstore. Signals are handled by the main thread, but not inside of obstore, where a server
+        that says nothing would keep Ctrl-C waiting; so there another thread calls it."""
         longest = self.longest_answer_seconds
         if longest is None and threading.current_thread() is not threading.main_thread():
             return action()
@@ -195,8 +195,8 @@ class Connection:
     def put(self, name: str, data: bytes, mode: PutMode, answers: Answers = DOES_NOT_HOLD) -> Version:
         """Write a small object, in one request, under a condition; one of `answers` if the store refuses.
 
-        If an answer is lost, the next try meets what the first one has written; so two writers must not write
-        the same content.
+        If an answer is lost, the next try meets what the first one has written; so two writers must not write the same
+        content.
         """
         import obstore
 
@@ -229,8 +229,8 @@ class Connection:
 
 # Find out, before anything depends on it, how a store answers conditions of writes and requests for ranges.
 #
-# Programs that speak S3 differ in both, and none says so. A condition tells by two writes: one whose
-# condition holds must be done, one whose condition does not must be refused.
+# Programs that speak S3 differ in both, and none says so. A condition tells by two writes: one whose condition holds
+# must be done, one whose condition does not must be refused.
 
 # In the work folder, so that one that a killed run has left is known to be ours.
 PROBE_PREFIX = f"{WORK_FOLDER}/probe-"

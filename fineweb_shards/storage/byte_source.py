@@ -1,8 +1,7 @@
 """Read the bytes of one file by ranges, wherever it is; ranges can be fetched ahead in the background.
 
-One class for every reader: formats ask for ranges, pyarrow for a seekable file, and what is read front to
-back (`blocks_ahead`) has the next blocks fetched by itself. Retrying is inside `fetch`, around a single
-range.
+One class for every reader: formats ask for ranges, pyarrow for a seekable file, and what is read front to back
+(`blocks_ahead`) has the next blocks fetched by itself. Retrying is inside `fetch`, around a single range.
 """
 
 from __future__ import annotations
@@ -53,9 +52,7 @@ class SeekableFile(io.RawIOBase):
 class ByteSource(SeekableFile):
     """A file on the hub or in a bucket. Reads inside a range that is fetched ahead make no request."""
 
-    def __init__(
-        self, fetch: Fetch, size_bytes: int, observer: Observer | None = None, blocks_ahead: int = 0
-    ) -> None:
+    def __init__(self, fetch: Fetch, size_bytes: int, observer: Observer | None = None, blocks_ahead: int = 0) -> None:
         super().__init__()
         self._fetch = fetch
         self._size_bytes = size_bytes

@@ -1,15 +1,15 @@
 """Files on the hub: read by ranges, or downloaded; where their bytes are, and whether they are those listed.
 
-The hub answers `/resolve/` with an address at a CDN that is a permission in itself, for about an hour. It is
-asked once for a file, and from then on the CDN alone, until the address expires or is refused: the hub counts
-requests. The token is sent to the hub only. Every answer is checked: status, range, length, and that it is
-still the same file. Not `HfFileSystem`: it accepts a 200 for a Range (2 GB into memory), does not notice a
-changed ETag, retries for 23 s where a night needs an hour, and asks the hub for every range.
+The hub answers `/resolve/` with an address at a CDN that is a permission in itself, for about an hour. It is asked once
+for a file, and from then on the CDN alone, until the address expires or is refused: the hub counts requests. The token
+is sent to the hub only. Every answer is checked: status, range, length, and that it is still the same file. Not
+`HfFileSystem`: it accepts a 200 for a Range (2 GB into memory), does not notice a changed ETag, retries for 23 s where
+a night needs an hour, and asks the hub for every range.
 
-What is read from the disk is downloaded a few files ahead of use, and deleted after use. A file comes in
-parts, several at once, and its hash is checked at the end. The parts are written in order, so that what is on
-the disk is always the beginning of the file: a download that was interrupted continues after it. Whatever a
-crash may have left there, the hash decides.
+What is read from the disk is downloaded a few files ahead of use, and deleted after use. A file comes in parts, several
+at once, and its hash is checked at the end. The parts are written in order, so that what is on the disk is always the
+beginning of the file: a download that was interrupted continues after it. Whatever a crash may have left there, the
+hash decides.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ _SLOWEST_BYTES_PER_SECOND = 4096
 _READ_BYTES = 256 * 1024
 # The address may lead to a host that is gone, or in a circle.
 _NO_ANSWER = (ConnectTimeoutError, NewConnectionError, MaxRetryError)
-# For an address that does not tell, or tells nonsense, as it seems to if this machine's clock is wrong: then
-# the CDN's refusal is what ends it.
+# For an address that does not tell, or tells nonsense, as it seems to if this machine's clock is wrong: then the CDN's
+# refusal is what ends it.
 _UNKNOWN_LIFETIME_SECONDS = 1800.0
 _LONGEST_LIFETIME_SECONDS = 7 * 86400.0
 _PARTIAL_ENDING = ".part"
@@ -211,8 +211,8 @@ class RemoteFile:
         # Perhaps the signature has expired, or this is not the right host; the hub will say if it is more.
         if status != 206 or headers.get("Content-Range") != f"bytes {start}-{stop - 1}/{self.size_bytes}":
             raise _BadAddressError(f"{host}: status {status} for a range of {name}")
-        # A CDN has ETags of its own, so they are compared with each other; the hub's was compared with the
-        # listing when it was asked for this address.
+        # A CDN has ETags of its own, so they are compared with each other; the hub's was compared with the listing when
+        # it was asked for this address.
         etag = plain_etag(headers.get("ETag"))
         known = self.content_hash if is_hub(url) else self._etags.setdefault(url, etag)
         if etag != known:
@@ -397,9 +397,7 @@ def _write(output: BinaryIO, data: memoryview, position: int, path: Path) -> Non
         raise output_error(path, error) from None
 
 
-def fetch_model_file(
-    repository: str, revision: str, names: Sequence[str], retrier: Retrier
-) -> tuple[bytes, str]:
+def fetch_model_file(repository: str, revision: str, names: Sequence[str], retrier: Retrier) -> tuple[bytes, str]:
     """Return the first file that a model has of `names`, and the commit that it is from."""
     open_session(retrier)
     for name in names:

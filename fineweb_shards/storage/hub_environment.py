@@ -1,8 +1,8 @@
 """What is needed of the hub before its clients are imported: check the environment, and silence them.
 
-The clients read environment variables on import, and some values crash them. Later a mistake would look
-like an outage and be waited for, although waiting can't help; so it is reported at once. A token and the
-password of a proxy are never shown.
+The clients read environment variables on import, and some values crash them. Later a mistake would look like an outage
+and be waited for, although waiting can't help; so it is reported at once. A token and the password of a proxy are never
+shown.
 """
 
 from __future__ import annotations
@@ -57,9 +57,8 @@ def _is_address(text: str, schemes: tuple[str, ...]) -> bool:
 
 
 def quiet_clients() -> None:
-    """Turn off progress bars, log lines and warnings of huggingface_hub, datasets and hf_xet: this program
-    shows progress and waits itself. Log lines that the user has asked for (HF_HUB_VERBOSITY,
-    DATASETS_VERBOSITY) stay on."""
+    """Turn off progress bars, log lines and warnings of huggingface_hub, datasets and hf_xet: this program shows
+    progress and waits itself. Log lines that the user has asked for (HF_HUB_VERBOSITY, DATASETS_VERBOSITY) stay on."""
     for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
         os.environ[name] = "1"
     for name in ("HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
@@ -68,6 +67,6 @@ def quiet_clients() -> None:
 
 
 def is_git_hash(content_hash: str) -> bool:
-    """Return whether the hash of a file is git's: then the hub keeps it itself, and not in a large store,
-    where files are known by their SHA-256."""
+    """Return whether the hash of a file is git's: then the hub keeps it itself, and not in a large store, where files
+    are known by their SHA-256."""
     return len(content_hash) == 40

@@ -80,8 +80,8 @@ def _translate(error: BaseException, what: str) -> TransientError | HubError | N
         return TransientError(f"{hub_host()}: {_reason(error)}")
     if isinstance(error, FileMetadataError):
         return TransientError(f"{hub_host()}: an answer without a file's size or hash")
-    # huggingface_hub's error for a body that is too short, and any error of xet. That xet has raised a
-    # RuntimeError only the traceback tells: `datasets` raises one, too, for a dataset that needs a script.
+    # huggingface_hub's error for a body that is too short, and any error of xet. That xet has raised a RuntimeError
+    # only the traceback tells: `datasets` raises one, too, for a dataset that needs a script.
     is_short = type(error) is OSError and error.errno is None and "Consistency check" in str(error)
     frames = traceback.extract_tb(error.__traceback__) if type(error) is RuntimeError else []
     if is_short or type(error).__module__ == "hf_xet" or any("xet" in frame.name for frame in frames):
@@ -203,9 +203,7 @@ class Limit:
 
 def read_limits(headers: Mapping[str, str]) -> list[Limit]:
     """Return the limits in the headers of an answer."""
-    policies = {
-        kind: (int(q), float(w)) for kind, q, w in _POLICY.findall(headers.get("RateLimit-Policy", ""))
-    }
+    policies = {kind: (int(q), float(w)) for kind, q, w in _POLICY.findall(headers.get("RateLimit-Policy", ""))}
     return [
         Limit(kind, int(left), min(float(reset), LONGEST_REQUESTED_SECONDS), *policies.get(kind, (0, 0.0)))
         for kind, left, reset in _LIMIT.findall(headers.get("RateLimit", ""))

@@ -1,9 +1,9 @@
 """The HTTP session for all requests to the hub, those of huggingface_hub and datasets included.
 
-By default the clients send requests without a timeout, retry for 23 s (or as long as a 429 says, five times),
-and print messages of their own. In this session every request has a timeout, transient failures are retried
-by our retrier, and all others are reported at once. Requests that the hub counts wait for its quota
-(`Quota`). The bytes of files don't come this way, but by `send_get`.
+By default the clients send requests without a timeout, retry for 23 s (or as long as a 429 says, five times), and print
+messages of their own. In this session every request has a timeout, transient failures are retried by our retrier, and
+all others are reported at once. Requests that the hub counts wait for its quota (`Quota`). The bytes of files don't
+come this way, but by `send_get`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,9 @@ ANSWER_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0
 
 
-def open_session(
-    retrier: Retrier | None, quota: Quota | None = None, answer_seconds: float = ANSWER_SECONDS
-) -> None:
-    """Make all further requests of this process use our session. Without a retrier a failure is raised at
-    once, for requests that must not be sent twice."""
+def open_session(retrier: Retrier | None, quota: Quota | None = None, answer_seconds: float = ANSWER_SECONDS) -> None:
+    """Make all further requests of this process use our session. Without a retrier a failure is raised at once, for
+    requests that must not be sent twice."""
     check_token(get_token())
     set_client_factory(partial(HubSession, retrier, quota, answer_seconds))
 
@@ -68,8 +66,8 @@ class HubSession(httpx2.Client):
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         if constants.is_offline_mode():
             raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
-        # Our retrier handles a request about files, but not the clients' telemetry. A body that can be read
-        # only once is left to the client, which can rewind it.
+        # Our retrier handles a request about files, but not the clients' telemetry. A body that can be read only once
+        # is left to the client, which can rewind it.
         names = ("/resolve/", "/api/datasets/", "/api/models/")
         about_files = options.get("stream") or any(name in request.url.path for name in names)
         if not about_files or not isinstance(request.stream, httpx2.ByteStream):
@@ -105,9 +103,9 @@ class HubSession(httpx2.Client):
 
 # Keep the hub's quotas for all processes of a run together: wait before one is used up, not after a 429.
 #
-# The hub counts requests in windows of five minutes: those to `/resolve/` ("resolvers") and those to its API
-# ("api"). Its answers say how many are left (`RateLimit`). All processes share what they have learned in one
-# small file, so that they wait once, together, and none of them asks while another one was told to wait.
+# The hub counts requests in windows of five minutes: those to `/resolve/` ("resolvers") and those to its API ("api").
+# Its answers say how many are left (`RateLimit`). All processes share what they have learned in one small file, so that
+# they wait once, together, and none of them asks while another one was told to wait.
 
 FILE_NAME = "hub-quota.json"
 # After a wait the processes don't all come back in the same instant.
@@ -116,8 +114,8 @@ _SAME_WINDOW_SECONDS = 5.0
 
 
 class Quota:
-    """What is left of the quotas of one hub. `folder` holds the file; None: this process is alone. The
-    clock must be the same one for all processes, as the system's is."""
+    """What is left of the quotas of one hub. `folder` holds the file; None: this process is alone. The clock must be
+    the same one for all processes, as the system's is."""
 
     def __init__(self, folder: Path | None = None, clock: Clock | None = None) -> None:
         self._shared = SharedValue(None if folder is None else folder / FILE_NAME)
@@ -172,9 +170,9 @@ def _state_of(value: dict[str, Any], kind: str) -> dict[str, Any]:
 
 # Fetch ranges of files over kept connections, several at once.
 #
-# With urllib3, not with the session of the hub's clients: httpx takes 3.6 s of processor time for a GiB of
-# body, urllib3 1.2 s, and that is time in which a worker could encode. What may be trusted (certificates) and
-# which proxy is used is the same as there.
+# With urllib3, not with the session of the hub's clients: httpx takes 3.6 s of processor time for a GiB of body,
+# urllib3 1.2 s, and that is time in which a worker could encode. What may be trusted (certificates) and which proxy is
+# used is the same as there.
 
 _KEPT_CONNECTIONS = 64  # to one host
 _MOST_REDIRECTS = 5

@@ -1,7 +1,7 @@
 """Files and pipes on this machine.
 
-Standard input and named pipes (a shell's `<(…)` is one) can be read only once, front to back. The beginning
-is read ahead, for its hash: on a resume only that can show whether the input is the same stream again.
+Standard input and named pipes (a shell's `<(…)` is one) can be read only once, front to back. The beginning is read
+ahead, for its hash: on a resume only that can show whether the input is the same stream again.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class LocalSource(ByteSource):
 class Pipe:
     """A pipe whose beginning, `head`, was read ahead; `read` returns it once more.
 
-    With `has_end_mark`, standard input comes from the library (api_process.py) and ends with END_MARK. If it
-    ends without, the process that wrote it was killed, and what has come must not be taken for everything.
+    With `has_end_mark`, standard input comes from the library (api_process.py) and ends with END_MARK. If it ends
+    without, the process that wrote it was killed, and what has come must not be taken for everything.
     """
 
     has_end_mark = False
@@ -100,8 +100,7 @@ class Pipe:
         elif sys.stdin is None:  # Python was started with standard input closed
             hint = "Send it something: … | fineweb-shards build --input - …"
             raise InputError("--input -: standard input is closed.", hint)
-        # Let it hold a whole block: with its usual 64 kB the two sides would wait for each other all the
-        # time.
+        # Let it hold a whole block: with its usual 64 kB the two sides would wait for each other all the time.
         with contextlib.suppress(ImportError, AttributeError, OSError):  # not Linux, not allowed, or no pipe
             import fcntl
 
@@ -128,9 +127,7 @@ class Pipe:
         is_marked = self.has_end_mark and self._descriptor == 0
         self._ended = data.endswith(END_MARK) if is_marked else not data
         if is_marked and not data:
-            raise InputError(
-                "The process that gave the documents has ended before their end.", "Run it again."
-            )
+            raise InputError("The process that gave the documents has ended before their end.", "Run it again.")
         if self._ended and self._descriptor != 0:
             os.close(self._descriptor)
         return data.removesuffix(END_MARK) if is_marked else data

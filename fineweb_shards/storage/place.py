@@ -1,7 +1,7 @@
 """Define a place: where the bytes of input files are. A format reads from any of them and never asks which.
 
-A place opens a file by ranges (`open`), or to be read front to back (`stream`). It exists in the parent
-and, by pickling, in every worker. A new place is a subclass of `Place` and an entry in `PLACES`.
+A place opens a file by ranges (`open`), or to be read front to back (`stream`). It exists in the parent and, by
+pickling, in every worker. A new place is a subclass of `Place` and an entry in `PLACES`.
 """
 
 from __future__ import annotations

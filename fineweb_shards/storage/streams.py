@@ -1,12 +1,12 @@
 """Read files that can only be read front to back: pipes, compressed files, and CSV over the network.
 
-A thread reads ahead: decompressing takes as long as a worker's encoding of a third of the text. The
-libraries release Python's lock while they decompress, so that several files can be unpacked at once, and
-the thread that lists batches only cuts what is ready. What is ahead is bounded in bytes.
+A thread reads ahead: decompressing takes as long as a worker's encoding of a third of the text. The libraries release
+Python's lock while they decompress, so that several files can be unpacked at once, and the thread that lists batches
+only cuts what is ready. What is ahead is bounded in bytes.
 
-Of a damaged gzip or zstd file everything before the damage is returned, then an error is raised. The
-libraries' own readers lose up to a whole read with the exception. Then the documents that are kept of a
-damaged file would depend on the size of the reads; here they depend on the file alone.
+Of a damaged gzip or zstd file everything before the damage is returned, then an error is raised. The libraries' own
+readers lose up to a whole read with the exception. Then the documents that are kept of a damaged file would depend on
+the size of the reads; here they depend on the file alone.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class TrailingGarbageError(DamagedStreamError):
     """The compressed data is whole, but other bytes follow it."""
 
 
-# Each has `read(size)`, which returns about `size` bytes of text, none at the end, and raises
-# DamagedStreamError after all that is readable; and `close()`.
+# Each has `read(size)`, which returns about `size` bytes of text, none at the end, and raises DamagedStreamError after
+# all that is readable; and `close()`.
 Unpacker: TypeAlias = "FastGzipUnpacker | GzipUnpacker | ZstdUnpacker"
 # Opens a compressed file, again each time it is called; may raise OSError.
 OpenPacked = Callable[[], BinaryIO]
@@ -135,8 +135,8 @@ def open_unpacker(open_packed: OpenPacked, compression: str) -> Unpacker:
 
 
 class FastGzipUnpacker:
-    """Reads a gzip file with ISA-L, in less than half of zlib's time. Whatever is unusual in a file is left
-    to zlib, which reads it again up to there and continues: so a damaged file ends where it ends for zlib."""
+    """Reads a gzip file with ISA-L, in less than half of zlib's time. Whatever is unusual in a file is left to zlib,
+    which reads it again up to there and continues: so a damaged file ends where it ends for zlib."""
 
     def __init__(self, open_packed: OpenPacked) -> None:
         self._open_packed = open_packed
@@ -163,8 +163,8 @@ class FastGzipUnpacker:
 
 
 class GzipUnpacker:
-    """Reads the members of a gzip file one after another. Zeros after a member are padding, as in gzip(1).
-    Only zlib returns the text before an error."""
+    """Reads the members of a gzip file one after another. Zeros after a member are padding, as in gzip(1). Only zlib
+    returns the text before an error."""
 
     def __init__(self, packed: BinaryIO, library: Any = zlib) -> None:
         self._packed = packed
@@ -248,8 +248,8 @@ class ZstdUnpacker:
             text: bytes = self._stream.read(size)
         except (OSError, pa.ArrowException) as error:
             self._failure = DamagedStreamError(_reason(error))
-            # Return the text before the error, by reading the file again, byte by byte at the end. There may
-            # be no error this time, if the disk had a transient fault.
+            # Return the text before the error, by reading the file again, byte by byte at the end. There may be no
+            # error this time, if the disk had a transient fault.
             self._stream.close()
             self._stream = pa.CompressedInputStream(self._open_packed(), "zstd")
             readable = bytearray()

@@ -1,14 +1,14 @@
 """Keep finished files in a bucket: what is being made is in a folder on this machine, the scratch folder.
 
-A file is uploaded when it is sealed, in parts if it is large; it is visible when all of it is there. So
-several files may be there before the manifest names the first of them, but each is whole, and what the
-manifest does not name is made again. The manifest is written by compare-and-set: of two runs one is refused.
-The small files of the work folder (log, report, heartbeat) are copied into the bucket now and then, so that
-`status` works from anywhere, and a run can be finished on another machine.
+A file is uploaded when it is sealed, in parts if it is large; it is visible when all of it is there. So several files
+may be there before the manifest names the first of them, but each is whole, and what the manifest does not name is made
+again. The manifest is written by compare-and-set: of two runs one is refused. The small files of the work folder (log,
+report, heartbeat) are copied into the bucket now and then, so that `status` works from anywhere, and a run can be
+finished on another machine.
 
-Nothing can be appended to an object. So each segment of a file that grows is an object of its own, a part,
-until the file is whole. Then all of them are copied into one. An object under the file's own name may stand
-for its beginning: it was whole before, and grows on.
+Nothing can be appended to an object. So each segment of a file that grows is an object of its own, a part, until the
+file is whole. Then all of them are copied into one. An object under the file's own name may stand for its beginning: it
+was whole before, and grows on.
 """
 
 from __future__ import annotations
@@ -123,13 +123,11 @@ class BucketStore(Store):
         assert isinstance(file, _FoundObjects), "it was found in another store"
         if file.pieces and not file.has_parts:
             return self._bucket.open(file.name, file.pieces[0].info)
-        return open_in_order(
-            lambda begin, end: memoryview(self.read_range(file, begin, end)), file.size_bytes
-        )
+        return open_in_order(lambda begin, end: memoryview(self.read_range(file, begin, end)), file.size_bytes)
 
     def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
-        """Read a range. If a build joins the parts of the file meanwhile, it is read from the whole one: its
-        tokens are the same at the same bytes."""
+        """Read a range. If a build joins the parts of the file meanwhile, it is read from the whole one: its tokens are
+        the same at the same bytes."""
         assert isinstance(file, _FoundObjects), "it was found in another store"
         try:
             return _read_pieces(self._bucket, file.pieces, begin, end)
@@ -287,9 +285,7 @@ class BucketStore(Store):
         if self._version is None and not (self._lock and self._lock.follows_dead_run):
             return  # nobody was here before, and the client for it takes a moment to load
         try:
-            aborted = self._bucket.abort_uploads(
-                lambda name: name.startswith(f"{_PARTS_FOLDER}/") or is_ours(name)
-            )
+            aborted = self._bucket.abort_uploads(lambda name: name.startswith(f"{_PARTS_FOLDER}/") or is_ours(name))
         except OutputError as error:  # not every store can list them, and not everybody may
             self._observer.tell(Event("note", f"note: {error.message} {error.hint}", loud=False))
             return
@@ -339,8 +335,8 @@ def _cover(named: ObjectInfo | None, parts: _Parts) -> list[_Piece]:
 
 
 def _judge(name: str, named: ObjectInfo | None, parts: _Parts) -> FoundFile | None:
-    """Say how long a file is, and whether it has its name: parts that reach further mean that it grows. Parts
-    that don't were left by a build that was ended before it deleted them; they have no header."""
+    """Say how long a file is, and whether it has its name: parts that reach further mean that it grows. Parts that
+    don't were left by a build that was ended before it deleted them; they have no header."""
     pieces = tuple(_cover(named, parts))
     end = pieces[-1].end if pieces else 0
     if named is not None and named.size_bytes >= end:

@@ -1,18 +1,17 @@
 """The work folder of a bucket: the lock of a run, and copies of this machine's small files.
 
-The lock is an object that is replaced every few seconds, by compare-and-set. An object store can't tell
-whether a process still lives. So a run that finds a lock waits: if the object is replaced meanwhile, its run
-is alive, and this one is refused. If not, for long enough, it is dead, and this run takes the lock over. A
-dead run of the same scratch folder is recognized at once, by that folder's lock.
+The lock is an object that is replaced every few seconds, by compare-and-set. An object store can't tell whether a
+process still lives. So a run that finds a lock waits: if the object is replaced meanwhile, its run is alive, and this
+one is refused. If not, for long enough, it is dead, and this run takes the lock over. A dead run of the same scratch
+folder is recognized at once, by that folder's lock.
 
-A run that was only asleep, and wakes up after another one has taken over, uploads nothing more, and its next
-manifest is refused, because it is not the one that it has read. Only what it was uploading may still arrive.
+A run that was only asleep, and wakes up after another one has taken over, uploads nothing more, and its next manifest
+is refused, because it is not the one that it has read. Only what it was uploading may still arrive.
 
-With every beat of the lock, files that have changed are copied: heartbeat, log, history, report, tokenizer.
-None of them is a checkpoint. They are for `status` and `report` elsewhere, and for a run that is finished on
-another machine. A copy is fetched if somebody else has written it. Times don't tell: a file keeps growing
-while it is uploaded, and clocks differ. So a file beside the others notes which copies this folder has
-written or read.
+With every beat of the lock, files that have changed are copied: heartbeat, log, history, report, tokenizer. None of
+them is a checkpoint. They are for `status` and `report` elsewhere, and for a run that is finished on another machine. A
+copy is fetched if somebody else has written it. Times don't tell: a file keeps growing while it is uploaded, and clocks
+differ. So a file beside the others notes which copies this folder has written or read.
 """
 
 from __future__ import annotations
@@ -60,9 +59,7 @@ _LARGEST_BYTES = 64 * 2**20  # of a copy; a tokenizer's file has 20 MB at most
 class BucketLock:
     """The lock of one run, a context manager. `on_beat` is called with every beat, and at the end."""
 
-    def __init__(
-        self, bucket: Bucket, scratch: Path, on_beat: Callable[[Bucket], None], observer: Observer
-    ) -> None:
+    def __init__(self, bucket: Bucket, scratch: Path, on_beat: Callable[[Bucket], None], observer: Observer) -> None:
         self.run_id = secrets.token_hex(8)
         self.follows_dead_run = False  # which has not come to removing its lock
         self._bucket = bucket
@@ -95,8 +92,8 @@ class BucketLock:
             ended.result(_LONGEST_END_SECONDS if kind is None else _LONGEST_END_AFTER_ERROR_SECONDS)
 
     def _take(self) -> Version:
-        """Take the lock; LockedError if another run has it. Who loses a race sees by the second try who has
-        won it; more are for races in a row. A store that answers wrongly would refuse for ever."""
+        """Take the lock; LockedError if another run has it. Who loses a race sees by the second try who has won it;
+        more are for races in a row. A store that answers wrongly would refuse for ever."""
         try:
             for number in range(1, _MOST_TRIES + 1):
                 if number > 1:
@@ -130,8 +127,8 @@ class BucketLock:
         )
 
     def _wait_for_sign(self, content: bytes, version: Version) -> tuple[bytes, Version] | None:
-        """Wait until a lock has not been renewed for so long that its run must be dead, and return it; None
-        if it was removed meanwhile. LockedError if it was renewed."""
+        """Wait until a lock has not been renewed for so long that its run must be dead, and return it; None if it was
+        removed meanwhile. LockedError if it was renewed."""
         end = time.monotonic() + STALE_SECONDS
         self._observer.set_wait("lock", f"looking whether {_describe(content)} is still at work")
         try:
@@ -141,9 +138,7 @@ class BucketLock:
                 if found is None:
                     return None
                 if found[1] != version:
-                    raise LockedError(
-                        f"{self._bucket.address}: another run is writing here ({_describe(found[0])})."
-                    )
+                    raise LockedError(f"{self._bucket.address}: another run is writing here ({_describe(found[0])}).")
         finally:
             self._observer.set_wait("lock", None)
         return content, version
@@ -154,8 +149,8 @@ class BucketLock:
         self._bucket = self._bucket.reopened(observer)
 
     def check(self) -> None:
-        """Raise LockedError if another run has taken over. If no beat has come for long, because this machine
-        was asleep, look now: the clock that beats are timed by sleeps as well."""
+        """Raise LockedError if another run has taken over. If no beat has come for long, because this machine was
+        asleep, look now: the clock that beats are timed by sleeps as well."""
         if not self._lost and time.time() - self._last_beat > STALE_SECONDS:
             self._renew(self._bucket)
         if self._lost:
@@ -219,8 +214,8 @@ class BucketLock:
 
 
 def _read_scratch_id(scratch: Path) -> str:
-    """Return what tells this scratch folder from all others, also from one of the same name on a machine of
-    the same name: a random number that is kept in it. The caller must have the folder locked."""
+    """Return what tells this scratch folder from all others, also from one of the same name on a machine of the same
+    name: a random number that is kept in it. The caller must have the folder locked."""
     path = scratch / WORK_FOLDER / _SCRATCH_ID_NAME
     with output_errors(path):
         with contextlib.suppress(FileNotFoundError, ValueError):
@@ -255,8 +250,8 @@ def _describe(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """What this folder knows of a copy: its ETag, and the hashes of what it may hold. There are several after
-    uploads that were not answered: any of them may have been done."""
+    """What this folder knows of a copy: its ETag, and the hashes of what it may hold. There are several after uploads
+    that were not answered: any of them may have been done."""
 
     etag: str = ""
     sha256: tuple[str, ...] = ()
@@ -277,8 +272,7 @@ class MirroredFiles:
             notes = parse_object(read_file(self._folder / _NOTES_NAME))
             copies = {name: expect(name, note, dict) for name, note in notes.items()}
             self._copies = {
-                name: _Copy(get(note, "etag", str), tuple(get(note, "sha256", list)))
-                for name, note in copies.items()
+                name: _Copy(get(note, "etag", str), tuple(get(note, "sha256", list))) for name, note in copies.items()
             }
         except (OSError, ValueError):  # missing or damaged
             self._copies = {}

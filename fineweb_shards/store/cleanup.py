@@ -66,16 +66,14 @@ def start_over(store: Store, layout: Layout, warn: Callable[[str], None], *, yes
 
 
 def plan_deletion(store: Store, layout: Layout) -> tuple[Mapping[str, int], list[Path]]:
-    """Return what --fresh would delete: finished files with their sizes in bytes, and what is in the work
-    folder; OutputError if shards of `layout` are there that the manifest does not list."""
+    """Return what --fresh would delete: finished files with their sizes in bytes, and what is in the work folder;
+    OutputError if shards of `layout` are there that the manifest does not list."""
     manifest = load_manifest(store.folder)  # raises an error if it can't be read, or is another program's
     ours = our_names(store, manifest) if manifest else set()
     refuse_untracked_shards(store, layout, ours)
     work = store.folder / WORK_FOLDER
     if work.is_symlink():
-        raise OutputError(
-            f"{work}: this is a link to another folder.", "Delete it yourself, or choose another --out."
-        )
+        raise OutputError(f"{work}: this is a link to another folder.", "Delete it yourself, or choose another --out.")
     found = sorted(work.iterdir()) if work.is_dir() else []
     files = store.all_named_bytes([*sorted(ours), *([FILE_NAME] if manifest else [])])
     return files, [path for path in found if not is_lock_name(path.name)]
@@ -190,16 +188,14 @@ def list_all_names(store: Store) -> list[str]:
 
 
 def find_untracked(names: Iterable[str], layout: Layout, known: set[str]) -> list[str]:
-    """Choose the names of files that a reader of the layout would open, or that are named like an index of
-    them, and that are not among the known names."""
-    return sorted(
-        name for name in names if (layout.owns(name) or layout.owns_index(name)) and name not in known
-    )
+    """Choose the names of files that a reader of the layout would open, or that are named like an index of them, and
+    that are not among the known names."""
+    return sorted(name for name in names if (layout.owns(name) or layout.owns_index(name)) and name not in known)
 
 
 def refuse_planted_files(store: Store, *, index: bool = False) -> None:
-    """Raise OutputError if links, pipes or folders are where a run will write its own files. Each of those is
-    looked at again when it is opened; but a run that can't write its log, for one, would not stop there."""
+    """Raise OutputError if links, pipes or folders are where a run will write its own files. Each of those is looked at
+    again when it is opened; but a run that can't write its log, for one, would not stop there."""
     with output_errors(store.folder):
         refuse_foreign_files(store.folder / WORK_FOLDER, {DOWNLOAD_FOLDER})
         refuse_link(store.folder / FILE_NAME)

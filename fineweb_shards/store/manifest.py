@@ -1,12 +1,12 @@
 """The manifest of an output folder: what is finished, what it was made from, and where a resume starts.
 
-The manifest is the only checkpoint. A shard is durable before its record is, so that the manifest never names
-a shard that might be missing; a shard that it does not name is made again. It contains no path and no access
-token of this machine: a folder can be moved to another one and finished there.
+The manifest is the only checkpoint. A shard is durable before its record is, so that the manifest never names a shard
+that might be missing; a shard that it does not name is made again. It contains no path and no access token of this
+machine: a folder can be moved to another one and finished there.
 
-`manifest.json` is JSON that a person can read, with a checksum of its values. A run saves it after every
-shard, and the lists in it become long: 2,410 files and 13,000 records, a second of work each time. So the
-text of an item is made once and kept.
+`manifest.json` is JSON that a person can read, with a checksum of its values. A run saves it after every shard, and the
+lists in it become long: 2,410 files and 13,000 records, a second of work each time. So the text of an item is made once
+and kept.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ PART_SETTINGS = (
     "min_tokens", "max_document_tokens",
 )  # fmt: skip
 _MOST_IDS = 2**31  # the most that a layout's tokens can hold
-# What says what a vocabulary's file is. In a manifest only if it is another one: those of GPT-2 stay as they
-# were.
+# What says what a vocabulary's file is. In a manifest only if it is another one: those of GPT-2 stay as they were.
 _GPT2_FIELDS = {"pattern": GPT2.pattern, "reference": GPT2.reference}
 
 
@@ -125,9 +124,7 @@ class Manifest:
     @property
     def split_rule(self) -> SplitRule:
         default = self.layout.default_split_rule(self.settings["shard_tokens"])
-        val_files = tuple(
-            sum(file.get("for_validation", False) for file in part.files) for part in self.parts
-        )
+        val_files = tuple(sum(file.get("for_validation", False) for file in part.files) for part in self.parts)
         return make_split_rule(self.settings, val_files, default)
 
     @property
@@ -246,8 +243,8 @@ def _hashed(value: Any) -> bytes:
 
 
 def _vocabulary_to_json(shard_format: ShardFormat) -> dict[str, Any]:
-    """Return what is needed to read tokens and to recognize the vocabulary again, without the bytes of its
-    tokens; `dtype` is that of the tokens in the files."""
+    """Return what is needed to read tokens and to recognize the vocabulary again, without the bytes of its tokens;
+    `dtype` is that of the tokens in the files."""
     values = {name: getattr(shard_format.vocabulary, name) for name in ("name", "sha256", "size", "eot")}
     others = {name: getattr(shard_format.vocabulary, name) for name in _GPT2_FIELDS}
     changed = {name: value for name, value in others.items() if value != _GPT2_FIELDS[name]}
@@ -258,8 +255,8 @@ def _vocabulary_to_json(shard_format: ShardFormat) -> dict[str, Any]:
 
 
 def load_manifest(folder: Path, location: str = "") -> Manifest | None:
-    """Load the folder's manifest; None if there is none. `location` is what the user calls the folder, if it
-    has copies of another one's files.
+    """Load the folder's manifest; None if there is none. `location` is what the user calls the folder, if it has copies
+    of another one's files.
 
     Raises DamageError if it is damaged, OutputError if it is another program's.
     """
@@ -281,13 +278,11 @@ def find_manifest(store: Store) -> Manifest | None:
 def is_ours(folder: Path, data: bytes) -> bool:
     """Return whether a `manifest.json` was made by this program, even if it is damaged.
 
-    Web applications and many others have a file of that name. Ours contains most of our fields, or is beside
-    a work folder that a run has used.
+    Web applications and many others have a file of that name. Ours contains most of our fields, or is beside a work
+    folder that a run has used.
     """
     try:
-        return has_our_fields(data) or any(
-            not is_lock_name(path.name) for path in (folder / WORK_FOLDER).iterdir()
-        )
+        return has_our_fields(data) or any(not is_lock_name(path.name) for path in (folder / WORK_FOLDER).iterdir())
     except OSError:
         return False
 
@@ -361,8 +356,8 @@ def _part_from_json(data: dict[str, Any]) -> InputPart:
 
 
 def _vocabulary_from_json(manifest: dict[str, Any], work_folder: Path) -> Vocabulary:
-    """Return the vocabulary that a `manifest.json` names; the file that defines it is in `work_folder`. An
-    early manifest names only a tokenizer, which is GPT-2."""
+    """Return the vocabulary that a `manifest.json` names; the file that defines it is in `work_folder`. An early
+    manifest names only a tokenizer, which is GPT-2."""
     if manifest.get("tokenizer") == GPT2.name:
         return GPT2
     data = get(manifest, "vocabulary", dict)

@@ -1,8 +1,8 @@
 """Check that what is in a manifest is consistent.
 
-A checksum finds a changed character. These checks find what was already wrong when the manifest was saved or
-edited by hand, and also work for early manifests without a checksum. Each raises ValueError with a phrase
-that says what is wrong. None of them reads a token file.
+A checksum finds a changed character. These checks find what was already wrong when the manifest was saved or edited by
+hand, and also work for early manifests without a checksum. Each raises ValueError with a phrase that says what is
+wrong. None of them reads a token file.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def check_settings_kinds(settings: dict[str, Any]) -> None:
 
 
 def check_files(parts: Sequence[Sequence[Any]]) -> None:
-    """Check what a resume from the hub reads by, of the files of each part; what it compares need not be
-    checked."""
+    """Check what a resume from the hub reads by, of the files of each part; what it compares need not be checked."""
     if not parts:
         raise ValueError("it names no part of the input")
     for file in itertools.chain.from_iterable(parts):
@@ -86,17 +85,15 @@ def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_fo
 
 
 def check_cursors(ends: Sequence[Cursors], files: Sequence[int]) -> None:
-    """Check that no cursor goes back; only the records of one checkpoint have the same end. `files` is the
-    number of files of each part."""
+    """Check that no cursor goes back; only the records of one checkpoint have the same end. `files` is the number of
+    files of each part."""
     last = tuple(Cursor(0, 0) for _ in files)
     for end in ends:
         if len(end) != len(files):
             raise ValueError(f"a record has {len(end)} cursors for {len(files)} parts of the input")
         for here, before, count in zip(end, last, files, strict=True):
             if min(_get_place(here)) < 0 or here.file > count:
-                raise ValueError(
-                    f"a cursor is outside the input (file {here.file}, position {here.position})"
-                )
+                raise ValueError(f"a cursor is outside the input (file {here.file}, position {here.position})")
             if here != before and _get_place(here) <= _get_place(before):
                 raise ValueError(f"a cursor goes back (to file {here.file}, position {here.position})")
         last = end

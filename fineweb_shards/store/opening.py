@@ -1,5 +1,5 @@
-"""Open the store that --out names: a folder, or a bucket with a scratch folder on this machine; and say why
-there is nothing in it."""
+"""Open the store that --out names: a folder, or a bucket with a scratch folder on this machine; and say why there is
+nothing in it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def open_store_to_read(
     max_outage_seconds: float | None = None,
     refusal: type[ShardError] = OutputError,
 ) -> Store:
-    """Open a store to look at it, or to read from it. Of a bucket the small files are copied into a temporary
-    folder, which is removed with the store. `refusal` is the class of error for what no retry would change.
-    Without `max_outage_seconds`, the first answer is not waited for as long as later ones.
+    """Open a store to look at it, or to read from it. Of a bucket the small files are copied into a temporary folder,
+    which is removed with the store. `refusal` is the class of error for what no retry would change. Without
+    `max_outage_seconds`, the first answer is not waited for as long as later ones.
     """
     if not is_url(location):
         return FolderStore(Path(os.path.expanduser(location)))

@@ -1,10 +1,10 @@
 """What a resume keeps of a folder: settings that must be the same, and records that are still true.
 
-Other settings or another vocabulary would give other bytes, and are refused. `--max-tokens` may change: the
-stream is the same, only its end moves. With a higher limit, the stream continues where the old one cut it.
-The last shard was cut short there, so it is made again from the checkpoint before it; all others are kept.
-Records of files that are missing, cut short or too long are dropped, and those after them. Only lengths are
-compared here; `reading/verify.py` looks at the contents.
+Other settings or another vocabulary would give other bytes, and are refused. `--max-tokens` may change: the stream is
+the same, only its end moves. With a higher limit, the stream continues where the old one cut it. The last shard was cut
+short there, so it is made again from the checkpoint before it; all others are kept. Records of files that are missing,
+cut short or too long are dropped, and those after them. Only lengths are compared here; `reading/verify.py` looks at
+the contents.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fineweb_shards.vocabulary import Vocabulary
 
 
 def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any]) -> None:
-    """Raise ChangedError if a setting that changes the output, or the vocabulary, is not the one with which
-    the folder was begun.
+    """Raise ChangedError if a setting that changes the output, or the vocabulary, is not the one with which the folder
+    was begun.
 
-    A setting that did not exist when the folder was begun counts as its default, which means the behaviour of
-    that time.
+    A setting that did not exist when the folder was begun counts as its default, which means the behaviour of that
+    time.
     """
     if len(before.parts) != len(now.parts):
         counts = f"{len(before.parts):,} parts when this folder was begun and has {len(now.parts):,} now."
@@ -84,15 +84,14 @@ def move_limit(manifest: Manifest, limit: int | None, store: Store) -> Manifest:
             "Raise --max-tokens or leave it out, choose another --out, or start over with --fresh.",
         )
     if not manifest.complete and limit is not None and (old is None or limit < old):
-        # A killed run may have named a shard that it did not record. With a higher limit it would be made
-        # again. With a lower one it may not belong to the stream, and a loader would read it all the same.
+        # A killed run may have named a shard that it did not record. With a higher limit it would be made again. With a
+        # lower one it may not belong to the stream, and a loader would read it all the same.
         names = with_sidecars(manifest, {record.name for record in manifest.shards})
         unknown = find_untracked(list_all_names(store), manifest.layout, names)
         if unknown:
             raise ChangedError(
                 f"--max-tokens {limit:,}: {unknown[0]} of this unfinished folder may come after that end.",
-                "Resume with the old --max-tokens for a shard, choose another --out, or start over with "
-                "--fresh.",
+                "Resume with the old --max-tokens for a shard, choose another --out, or start over with --fresh.",
             )
     moved = replace(manifest, settings={**manifest.settings, "max_tokens": limit})
     if not manifest.complete or there != old:
@@ -145,8 +144,8 @@ def may_be_longer(manifest: Manifest, file: OutputFile) -> bool:
 
 
 def add_index(manifest: Manifest, store: Store, *, asked: bool) -> Manifest:
-    """Return the folder's manifest, with an index if this run asks for one. A folder that has one keeps it,
-    and it can be added at any time: the shards are the same with and without it. Only --fresh is rid of it.
+    """Return the folder's manifest, with an index if this run asks for one. A folder that has one keeps it, and it can
+    be added at any time: the shards are the same with and without it. Only --fresh is rid of it.
 
     OutputError if files of that name are there already: they are not ours, and must not be replaced.
     """

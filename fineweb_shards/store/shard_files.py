@@ -1,12 +1,12 @@
 """Files of tokens: which ones a manifest names, where they are, how they are written, read back and sealed.
 
-A finished file has its final name, in the output folder. One that still grows is in the work folder, under
-a name without `train` or `val`, so that a reader never opens an incomplete file.
+A finished file has its final name, in the output folder. One that still grows is in the work folder, under a name
+without `train` or `val`, so that a reader never opens an incomplete file.
 
-The control plane creates the files, and names them when they are whole. Several processes write to one file,
-each by a descriptor and to ranges of its own, so nothing needs a lock. A segment is what one record of the
-manifest describes: a whole shard, or what a checkpoint has added to a file that grows. To seal it is to write
-the header if the file ends with it, to read it back, to check it and to make it durable.
+The control plane creates the files, and names them when they are whole. Several processes write to one file, each by a
+descriptor and to ranges of its own, so nothing needs a lock. A segment is what one record of the manifest describes: a
+whole shard, or what a checkpoint has added to a file that grows. To seal it is to write the header if the file ends
+with it, to read it back, to check it and to make it durable.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, ShardRecord, Split, Tokens
 from fineweb_shards.units import show_number_of
 
-# Data is synced in small steps, so that the sync of a whole file is short, and the page cache does not fill
-# with a whole shard of unwritten data.
+# Data is synced in small steps, so that the sync of a whole file is short, and the page cache does not fill with a
+# whole shard of unwritten data.
 SYNC_EVERY_BYTES = 32 * 2**20
 _OPEN_FILES = 4  # both splits' files, and the ones before them
 _READ_BYTES = 2**19  # larger buffers are returned to the kernel each time, and cost page faults
@@ -90,11 +90,9 @@ class Contents:
     highest: int  # the largest token id
 
 
-def read_contents(
-    file: BinaryIO, shard_format: ShardFormat, offset: int, size_bytes: int, begin: int = 0
-) -> Contents:
-    """Read a segment in constant memory. A file that is too short gives the hash of what there is; `begin` is
-    the byte of the finished file with which this one begins."""
+def read_contents(file: BinaryIO, shard_format: ShardFormat, offset: int, size_bytes: int, begin: int = 0) -> Contents:
+    """Read a segment in constant memory. A file that is too short gives the hash of what there is; `begin` is the byte
+    of the finished file with which this one begins."""
     vocabulary = shard_format.vocabulary
     file.seek(offset - begin)
     header = file.read(max(0, shard_format.header_bytes - offset))

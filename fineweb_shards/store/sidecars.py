@@ -1,7 +1,7 @@
 """Write and check the sidecars of finished files: see layouts/sidecar.py.
 
-All of a file are made by one pass over its tokens in constant memory, durably and before the manifest says
-that the build is complete. Verifying makes them again and compares.
+All of a file are made by one pass over its tokens in constant memory, durably and before the manifest says that the
+build is complete. Verifying makes them again and compares.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def list_finished(store: Store, manifest: Manifest) -> list[FinishedFile]:
         # With a share of the documents for validation each split is a stream of its own.
         stream = file.split if manifest.split_rule.val_ratio else ""
         before, shard_format = previous.get(stream), manifest.shard_format
-        finished.append(
-            FinishedFile(store, file.name, file.documents, before, shard_format, manifest.sidecars)
-        )
+        finished.append(FinishedFile(store, file.name, file.documents, before, shard_format, manifest.sidecars))
         previous[stream] = file.name
     return finished
 
@@ -76,8 +74,7 @@ def write_sidecars(observer: Observer, file: FinishedFile) -> None:
     # Names of their own: on a cluster another process may write the same sidecars at the same time.
     attempt = f"new-{secrets.token_hex(8)}"
     paths = {
-        sidecar: growing_path(store.folder / f"{one.replace('/', '-')}.{attempt}")
-        for sidecar, one in names.items()
+        sidecar: growing_path(store.folder / f"{one.replace('/', '-')}.{attempt}") for sidecar, one in names.items()
     }
     try:
         found = {name: store.require(name)}

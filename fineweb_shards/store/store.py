@@ -1,10 +1,10 @@
 """Define where the finished files of an output live: a folder, or a prefix in an object store.
 
-Everything that is not a finished file is in a folder on this machine in both cases: what is being made, the
-lock, the log. If the store is a folder, it is the same one.
+Everything that is not a finished file is in a folder on this machine in both cases: what is being made, the lock, the
+log. If the store is a folder, it is the same one.
 
-A file of tokens comes in segments. Workers write each into a file that the store has prepared,
-and seal it; the parent then names files that are whole, in order, and saves the manifest.
+A file of tokens comes in segments. Workers write each into a file that the store has prepared, and seal it; the parent
+then names files that are whole, in order, and saves the manifest.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Store(ABC):
     grows_in_place: ClassVar[bool]  # all segments of a file are written into the same file
     is_remote: ClassVar[bool]  # finished files are not in a folder
     folder: Path  # on this machine
-    # What tells this run's manifests from those of others, where a manifest is only replaced if it is still
-    # the one that was read; else nothing.
+    # What tells this run's manifests from those of others, where a manifest is only replaced if it is still the one
+    # that was read; else nothing.
     run_id: str = ""
 
     @property
@@ -170,8 +170,8 @@ class Store(ABC):
 
     @abstractmethod
     def prepare(self, name: str, offset: int) -> GrowingPart:
-        """Prepare a file for its bytes from `offset` on; those before are in the manifest already, and what
-        was written after them is cut off. Raises OSError."""
+        """Prepare a file for its bytes from `offset` on; those before are in the manifest already, and what was written
+        after them is cut off. Raises OSError."""
 
     @abstractmethod
     def add_segment(self, segment: Segment, observer: Observer) -> None:
@@ -179,8 +179,8 @@ class Store(ABC):
 
     @abstractmethod
     def name_file(self, segment: Segment) -> None:
-        """Give a file that ends with this segment its name, or make sure that one that grows on is found
-        again. Raises OSError."""
+        """Give a file that ends with this segment its name, or make sure that one that grows on is found again. Raises
+        OSError."""
 
     @abstractmethod
     def add_file(self, temporary: Path, name: str, observer: Observer) -> None:

@@ -1,7 +1,7 @@
 """Keep tokens together with the positions of their EOTs while they are cut and joined.
 
-The encoder knows where it puts EOTs, so the positions travel with the tokens and are shifted along; no later
-stage has to search for them. No I/O.
+The encoder knows where it puts EOTs, so the positions travel with the tokens and are shifted along; no later stage has
+to search for them. No I/O.
 """
 
 from __future__ import annotations

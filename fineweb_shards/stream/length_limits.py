@@ -1,12 +1,12 @@
 """Leave out documents with too few or too many tokens: --min-tokens and --max-document-tokens. No I/O.
 
-A document may run over any number of blocks, and none of its tokens may be packed before it is known whether
-it is kept. So blocks are held back, never further than the limit: after that many tokens the answer is known.
-Nothing is cut out of a block; it gets the ranges to keep (`kept`), and its cursors still count all tokens.
+A document may run over any number of blocks, and none of its tokens may be packed before it is known whether it is
+kept. So blocks are held back, never further than the limit: after that many tokens the answer is known. Nothing is cut
+out of a block; it gets the ranges to keep (`kept`), and its cursors still count all tokens.
 
-A checkpoint comes right after a token that is kept. So if a run begins in the middle of a document, either
-that document is kept, or everything of it is in front of the cursor. Each part has a document of its own that
-may be unfinished.
+A checkpoint comes right after a token that is kept. So if a run begins in the middle of a document, either that
+document is kept, or everything of it is in front of the cursor. Each part has a document of its own that may be
+unfinished.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class LengthLimits:
         return self.least_tokens > 0 or self.most_tokens is not None
 
     def judge(self, tokens: int, *, ended: bool) -> Verdict | None:
-        """Return what becomes of a document of `tokens` tokens, or more if it has not `ended`; None if it is
-        not known yet."""
+        """Return what becomes of a document of `tokens` tokens, or more if it has not `ended`; None if it is not known
+        yet."""
         if self.most_tokens is not None and tokens > self.most_tokens:
             return "long"
         if tokens < self.least_tokens:
@@ -58,8 +58,8 @@ class _Document:
 
 @dataclass(frozen=True, slots=True)
 class _HeldBlock:
-    """A block, divided into parts: each belongs to another document. Of the first and the last part it may
-    not be known yet whether they are kept."""
+    """A block, divided into parts: each belongs to another document. Of the first and the last part it may not be known
+    yet whether they are kept."""
 
     block: EncodedBlock
     boundaries: Positions  # where the parts begin, and the end of the block
@@ -73,8 +73,8 @@ class _HeldBlock:
         return all(one is None or one.judge(limits) for one in (self.first, self.last))
 
     def finish(self, limits: LengthLimits) -> EncodedBlock:
-        """Return the block with the ranges to keep. A document is counted where it begins: a run that starts
-        after its beginning would not know how long it is."""
+        """Return the block with the ranges to keep. A document is counted where it begins: a run that starts after its
+        beginning would not know how long it is."""
         kept = self.kept.copy()
         kept[0] = self.first is not None and self.first.judge(limits) == "kept"
         kept[-1] = self.last is not None and self.last.judge(limits) == "kept"
@@ -90,8 +90,8 @@ class _HeldBlock:
 def leave_out(
     blocks: Iterable[EncodedBlock], limits: Sequence[LengthLimits], starts: Cursors, *, eot_first: bool
 ) -> Iterator[EncodedBlock]:
-    """Yield the blocks from `starts` on, each as soon as it is known which of its tokens are kept. Each part
-    has its own `limits`."""
+    """Yield the blocks from `starts` on, each as soon as it is known which of its tokens are kept. Each part has its
+    own `limits`."""
     currents = [_Document(in_shards=True) if start.starts_mid_document else None for start in starts]
     held: deque[_HeldBlock] = deque()
     for block in blocks:
@@ -110,11 +110,9 @@ def leave_out(
         yield one.finish(limits[one.block.part])
 
 
-def _divide(
-    block: EncodedBlock, limits: LengthLimits, current: _Document | None, *, eot_first: bool
-) -> _HeldBlock:
-    """Divide a block that begins in the `current` document (None: between two), and judge the documents that
-    are whole in it."""
+def _divide(block: EncodedBlock, limits: LengthLimits, current: _Document | None, *, eot_first: bool) -> _HeldBlock:
+    """Divide a block that begins in the `current` document (None: between two), and judge the documents that are whole
+    in it."""
     starts = block.eots if eot_first else block.eots + 1
     boundaries = np.concatenate([[0], starts, [len(block.tokens)]])
     lengths = np.diff(boundaries)

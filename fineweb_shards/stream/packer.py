@@ -2,10 +2,9 @@
 
 Only lengths and the positions of EOTs are needed for it: the tokens themselves may be elsewhere.
 
-A *checkpoint* is a place in the stream at which the manifest is saved: wherever a segment of `shard_tokens`
-tokens is full, in either split, and where validation ends if it is the beginning of the stream. Both splits
-have then been packed up to the same place in the stream, so that the same cursors, one for each part of the
-input, are valid for both.
+A *checkpoint* is a place in the stream at which the manifest is saved: wherever a segment of `shard_tokens` tokens is
+full, in either split, and where validation ends if it is the beginning of the stream. Both splits have then been packed
+up to the same place in the stream, so that the same cursors, one for each part of the input, are valid for both.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ class PackedTotals:
 
 @dataclass(frozen=True, slots=True)
 class RetainedTokens:
-    """The tokens of a block that are kept, numbered from 0. The packer counts these; placements and cursors
-    need their places in the block."""
+    """The tokens of a block that are kept, numbered from 0. The packer counts these; placements and cursors need their
+    places in the block."""
 
     tokens: int
     eots: Positions  # the numbers of those that are EOTs
@@ -115,11 +114,11 @@ class _Piece:
 
 
 class Packer:
-    """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`. It begins at
-    `starts`: the `skip_tokens` of each part are dropped, because the manifest has them.
+    """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`. It begins at `starts`: the
+    `skip_tokens` of each part are dropped, because the manifest has them.
 
-    With `one_file` a split is one file that grows: it is only full once no more tokens can follow, which for
-    validation is where training begins.
+    With `one_file` a split is one file that grows: it is only full once no more tokens can follow, which for validation
+    is where training begins.
     """
 
     def __init__(
@@ -143,8 +142,8 @@ class Packer:
         self._places = list(starts)  # what of each part is packed
         self._skip_tokens = [start.skip_tokens for start in starts]  # still to drop of each part
         self.left_tokens = max_tokens  # still to pack; None: no limit
-        # Whether validation is the beginning of the stream and its last file is not finished. If a run begins
-        # right after what such a file has, nobody has opened it yet: it is finished with the stream.
+        # Whether validation is the beginning of the stream and its last file is not finished. If a run begins right
+        # after what such a file has, nobody has opened it yet: it is finished with the stream.
         self._val_is_open = False
 
     @property
@@ -167,8 +166,8 @@ class Packer:
         while position < kept.tokens and not self.ended:
             piece = self._next_piece(kept, position, block)
             if self._val_is_open and piece.parts[0].split == "train":
-                # Without a token: where the last document or input file for validation ends is only known
-                # when the next one begins.
+                # Without a token: where the last document or input file for validation ends is only known when the next
+                # one begins.
                 end = self._move(block.part, block.start.after(kept.place_after(position)))
                 yield ShardSlice(_NO_RANGES, 0, 0, Counts(), end, "val", checkpoint=True, fills_shard=True)
             position += piece.length
@@ -208,8 +207,8 @@ class Packer:
         return self._shard_tokens - self._tokens[split] % self._shard_tokens
 
     def _training_start(self, kept: RetainedTokens, start: int, block: TokenBlock) -> int:
-        """Return where in the kept tokens of a block training begins, from `start` on; their end if it does
-        not begin in it. For rules by which validation is the beginning of the stream."""
+        """Return where in the kept tokens of a block training begins, from `start` on; their end if it does not begin
+        in it. For rules by which validation is the beginning of the stream."""
         rule = self._split_rule
         if rule.val_files:
             return kept.tokens if block.start.file < rule.val_files[block.part] else start
@@ -223,8 +222,8 @@ class Packer:
         return int(kept.eots[boundary]) + (not self._eot_first) if boundary < len(kept.eots) else kept.tokens
 
     def _next_piece(self, kept: RetainedTokens, start: int, block: TokenBlock) -> _Piece:
-        """Return the kept tokens of a block from `start` up to the end of the first full segment, of
-        validation, of the block or of the stream."""
+        """Return the kept tokens of a block from `start` up to the end of the first full segment, of validation, of the
+        block or of the stream."""
         rule, stop = self._split_rule, kept.tokens
         if self.left_tokens is not None:
             stop = min(stop, start + self.left_tokens)
@@ -249,8 +248,8 @@ class Packer:
         return _Piece(end - start, (part,), full=end - start == left)
 
     def _both_splits(self, start: int, tokens: int, eots: Positions, chosen: Ranges) -> _Piece:
-        """Return the next piece of the `tokens` tokens from `start` on: the `chosen` ranges are for
-        validation, everything else for training. EOTs and ranges count from `start`."""
+        """Return the next piece of the `tokens` tokens from `start` on: the `chosen` ranges are for validation,
+        everything else for training. EOTs and ranges count from `start`."""
         length, full = self._first_full(tokens, chosen)
         bounds = chosen.ravel().clip(max=length)
         before = np.searchsorted(eots, bounds)  # number of EOTs before each bound

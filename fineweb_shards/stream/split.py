@@ -2,9 +2,9 @@
 
 The beginning is a number of tokens or of documents, or the documents of the first files.
 
-The share is exact without knowing the number of documents: they are divided into groups of 1/ratio, and in
-every group exactly one document is for validation, chosen by the group's number and a seed. So a document's
-split is a pure function of its number; neither the number of workers nor a crash can change it.
+The share is exact without knowing the number of documents: they are divided into groups of 1/ratio, and in every group
+exactly one document is for validation, chosen by the group's number and a seed. So a document's split is a pure
+function of its number; neither the number of workers nor a crash can change it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MOST_DECIMALS = 9  # document numbers times the ratio's numerator must fit into
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """What is for validation: the first N tokens, the first N documents, the documents of the first N files
-    of each part of the input, `val_ratio` of the documents, or nothing. Only one of them is set."""
+    """What is for validation: the first N tokens, the first N documents, the documents of the first N files of each
+    part of the input, `val_ratio` of the documents, or nothing. Only one of them is set."""
 
     val_tokens: int = 0
     val_ratio: Fraction = Fraction(0)
@@ -77,9 +77,7 @@ class SplitRule:
         draws = (_scramble(groups.astype(np.uint64), self.seed) >> np.uint64(1)).astype(np.int64)
         return np.equal(documents, firsts + draws % sizes)
 
-    def ranges(
-        self, eots: Positions, tokens: int, documents_before: int, *, eot_first: bool
-    ) -> NDArray[np.int64]:
+    def ranges(self, eots: Positions, tokens: int, documents_before: int, *, eot_first: bool) -> NDArray[np.int64]:
         """Return a row (begin, end) for each validation document in a segment of the stream.
 
         The segment has `tokens` tokens with EOTs at `eots`; `documents_before` EOTs precede it.
@@ -93,8 +91,8 @@ class SplitRule:
 
 
 def make_split_rule(settings: Mapping[str, Any], val_files: tuple[int, ...], default: SplitRule) -> SplitRule:
-    """Return the split rule that the settings ask for; else the first `val_files` files of the parts or, if
-    there are none for validation, the layout's `default`."""
+    """Return the split rule that the settings ask for; else the first `val_files` files of the parts or, if there are
+    none for validation, the layout's `default`."""
     given = {name: settings[name] for name in VAL_SETTINGS if settings.get(name) is not None}
     if len(given) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in [*given][:2])

@@ -1,8 +1,8 @@
 """Give the workers' blocks, in the order of the stream, their exact tokens and cursors. No I/O.
 
-Two things are only known once the blocks are in order: the tokens around a seam (a document that was cut
-inside a token), and the cursor of a block that starts where reading can't start, which is the last cursor
-plus a number of tokens. Only blocks with a seam have their tokens here; of all others the length is enough.
+Two things are only known once the blocks are in order: the tokens around a seam (a document that was cut inside a
+token), and the cursor of a block that starts where reading can't start, which is the last cursor plus a number of
+tokens. Only blocks with a seam have their tokens here; of all others the length is enough.
 
 Blocks of several parts may take turns wherever a document ends. Each part has its own cursor.
 """
@@ -34,13 +34,11 @@ def add_cursors(blocks: Iterable[EncodedBlock], starts: Cursors) -> Iterator[Tok
         yield TokenBlock(begin, places[part], block.tokens, block.eots, counted, block.kept, part)
 
 
-def mend_seams(
-    blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender]
-) -> Iterator[EncodedBlock]:
+def mend_seams(blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender]) -> Iterator[EncodedBlock]:
     """Yield the blocks with the tokens at every seam repaired. `get_mender` is only called if there is one.
 
-    A block that ends at a seam is held back until the next one is there, which continues the same document.
-    Every other block is yielded at once, so that it is not lost if the next one raises an error.
+    A block that ends at a seam is held back until the next one is there, which continues the same document. Every other
+    block is yielded at once, so that it is not lost if the next one raises an error.
     """
     held: EncodedBlock | None = None
     for block in blocks:

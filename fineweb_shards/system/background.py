@@ -1,7 +1,7 @@
 """Run functions in daemon threads, which never keep the process from ending.
 
-Not a ThreadPoolExecutor: at exit Python joins its threads, and one that hangs in a download or sleeps through
-an outage would make Ctrl-C take minutes.
+Not a ThreadPoolExecutor: at exit Python joins its threads, and one that hangs in a download or sleeps through an outage
+would make Ctrl-C take minutes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def map_in_background(
-    action: Callable[[Item], Result], items: Iterable[Item], threads: int
-) -> Iterator[Result]:
-    """Yield what `action` returns for each item, in their order, with `threads` of them at work. If nobody
-    wants more, no further item is begun, and nobody waits for those that are."""
+def map_in_background(action: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """Yield what `action` returns for each item, in their order, with `threads` of them at work. If nobody wants more,
+    no further item is begun, and nobody waits for those that are."""
     work = [(Future[Result](), partial(action, item)) for item in items]
     left = iter(work)
     turn, stopped = threading.Lock(), threading.Event()

@@ -1,7 +1,7 @@
 """Write files that survive a crash (temp, fsync, rename, fsync the folder), and lock a folder for one run.
 
-An fsync error is never retried: after it the kernel may have dropped the pages, and a second fsync would
-report success for data that is gone (as PostgreSQL found out in 2018). It ends the run.
+An fsync error is never retried: after it the kernel may have dropped the pages, and a second fsync would report success
+for data that is gone (as PostgreSQL found out in 2018). It ends the run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _RETRY_SECONDS = 0.02
 
 
 def is_lock_name(name: str) -> bool:
-    """Tell whether a file of the work folder is the lock, or belongs to it: such files say nothing about
-    whether a run has done anything there."""
+    """Tell whether a file of the work folder is the lock, or belongs to it: such files say nothing about whether a run
+    has done anything there."""
     return name == LOCK_NAME or name.startswith(f"{LOCK_NAME}.")
 
 
@@ -89,8 +89,8 @@ def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
 
 
 def write_quickly(path: Path, data: bytes) -> None:
-    """Replace the content of `path` by `data` atomically but without fsync, for files that only report
-    progress. Raises OSError."""
+    """Replace the content of `path` by `data` atomically but without fsync, for files that only report progress. Raises
+    OSError."""
     # A name of its own, because another process or thread may write the same file at the same time.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     file = open_own(temporary, "xb")
@@ -103,8 +103,8 @@ def write_quickly(path: Path, data: bytes) -> None:
 
 
 class FolderLock:
-    """Locks an output folder for one run. The kernel frees it when the process ends, however it ends.
-    `is_own`: this program has chosen the folder's name, not the user, so it must be ours like those in it."""
+    """Locks an output folder for one run. The kernel frees it when the process ends, however it ends. `is_own`: this
+    program has chosen the folder's name, not the user, so it must be ours like those in it."""
 
     def __init__(self, folder: Path, *, is_own: bool = False) -> None:
         self._folder, self._is_own = folder, is_own
@@ -153,8 +153,8 @@ def is_locked(folder: Path) -> bool:
 
 
 def lock_file(file: BinaryIO) -> None:
-    """Wait until this process alone has a file locked; closing the file frees it. For locks that nobody
-    holds for longer than a moment."""
+    """Wait until this process alone has a file locked; closing the file frees it. For locks that nobody holds for
+    longer than a moment."""
     if fcntl:
         fcntl.flock(file, fcntl.LOCK_EX)
         return
@@ -163,8 +163,8 @@ def lock_file(file: BinaryIO) -> None:
 
 
 def _try_lock_repeatedly(file: BinaryIO) -> bool:
-    """Try to lock for a moment, because `is_locked` in other processes holds a shared lock for an instant.
-    Any number of those is no reason to give up; an exclusive lock, which only a run holds, is."""
+    """Try to lock for a moment, because `is_locked` in other processes holds a shared lock for an instant. Any number
+    of those is no reason to give up; an exclusive lock, which only a run holds, is."""
     refusals = 0
     for _ in range(500):
         if try_lock(file):
@@ -178,8 +178,8 @@ def _try_lock_repeatedly(file: BinaryIO) -> bool:
 
 
 def try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
-    """Lock a file if nobody else has it locked, or, if `shared`, if nobody has it for himself; return whether
-    it is locked now. It is freed when the file and all copies of its descriptor are closed."""
+    """Lock a file if nobody else has it locked, or, if `shared`, if nobody has it for himself; return whether it is
+    locked now. It is freed when the file and all copies of its descriptor are closed."""
     if not fcntl:  # Windows, which has no shared locks
         import msvcrt
 

@@ -1,8 +1,8 @@
 """Read values from this program's own JSON files and check their types: ValueError for a damaged file.
 
-Python's `json` accepts NaN, numbers of a thousand digits, and a list where a number should be. All of them
-would end in a traceback a little later. (msgspec was measured: it ignores unknown fields of a dataclass and
-takes numbers of any length, so that most of this file would stay.)
+Python's `json` accepts NaN, numbers of a thousand digits, and a list where a number should be. All of them would end in
+a traceback a little later. (msgspec was measured: it ignores unknown fields of a dataclass and takes numbers of any
+length, so that most of this file would stay.)
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Made = TypeVar("Made")
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Parse a JSON text that must be an object; ValueError if it is invalid, nested too deeply, or holds NaN
-    or Infinity."""
+    """Parse a JSON text that must be an object; ValueError if it is invalid, nested too deeply, or holds NaN or
+    Infinity."""
     try:
         return expect("it", json.loads(data.decode("utf-8"), parse_constant=_refuse_constant), dict)
     except RecursionError:

@@ -1,8 +1,8 @@
 """Measure this machine's cores, memory, memory pressure and disk, and lower this process's priority on it.
 
-On Linux all of it is in files under /proc and /sys. psutil is only used on macOS and Windows: loading it
-takes 40 to 60 ms, a look at a process twice the processor time, and control groups, pressure and OOM kills
-would still be read here. What can't be measured is None or 0, as if there were no shortage.
+On Linux all of it is in files under /proc and /sys. psutil is only used on macOS and Windows: loading it takes 40 to 60
+ms, a look at a process twice the processor time, and control groups, pressure and OOM kills would still be read here.
+What can't be measured is None or 0, as if there were no shortage.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def usable_cores() -> int:
 
 
 def memory_limits() -> list[MemoryLimit]:
-    """Return the limit of the machine, and of every control group (version 2 or 1) around this process that
-    has a lower one."""
+    """Return the limit of the machine, and of every control group (version 2 or 1) around this process that has a lower
+    one."""
     machine = _machine_memory()
     limits = [machine]
     for folder in _cgroup_folders("memory"):
@@ -72,8 +72,8 @@ def memory_limits() -> list[MemoryLimit]:
 
 
 def check_address_space() -> None:
-    """Raise UsageError if this process may have less address space (`ulimit -v`) than encoding takes. Asked
-    before anything large is imported: libraries don't say what they lack, and some abort."""
+    """Raise UsageError if this process may have less address space (`ulimit -v`) than encoding takes. Asked before
+    anything large is imported: libraries don't say what they lack, and some abort."""
     if os.name == "nt":
         return
     import resource
@@ -110,8 +110,8 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 def apply_priority(priority: str) -> None:
-    """Give this process the lowest priority for cores and disks if it is to work in the `background`, so that
-    other programs stay fast. With `normal` it keeps the one that it was started with."""
+    """Give this process the lowest priority for cores and disks if it is to work in the `background`, so that other
+    programs stay fast. With `normal` it keeps the one that it was started with."""
     if priority != "background":
         return
     if sys.platform == "win32":
@@ -129,8 +129,8 @@ def apply_priority(priority: str) -> None:
 
 @contextlib.contextmanager
 def environment(values: Mapping[str, str], remove: Iterable[str] = ()) -> Iterator[None]:
-    """Set environment variables for a while, except those that somebody has set. What a library sets itself
-    of those in `remove` goes as well."""
+    """Set environment variables for a while, except those that somebody has set. What a library sets itself of those in
+    `remove` goes as well."""
     unset = [name for name in (*values, *remove) if name not in os.environ]
     os.environ.update({name: values[name] for name in unset if name in values})
     try:
@@ -177,8 +177,8 @@ def own_memory_bytes() -> int:
 
 
 def process_life(pid: int) -> tuple[str, float] | None:
-    """Return a process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …; empty on macOS
-    and Windows) and the processor time of all its threads in seconds; None if unknown."""
+    """Return a process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …; empty on macOS and
+    Windows) and the processor time of all its threads in seconds; None if unknown."""
     for line in _read_lines(Path(f"/proc/{pid}/stat")):
         fields = line.rpartition(")")[2].split()  # before it is the name, which may contain spaces
         ticks = int(fields[11]) + int(fields[12])
@@ -239,8 +239,8 @@ def _read_words(path: Path) -> list[str]:
 
 
 def _read_lines(path: Path) -> list[str]:
-    """Read the lines of a small kernel file; none if it does not exist. Without buffer and decoder of a text
-    file, which take three times as long, because it happens for every MiB that a worker encodes."""
+    """Read the lines of a small kernel file; none if it does not exist. Without buffer and decoder of a text file,
+    which take three times as long, because it happens for every MiB that a worker encodes."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read().decode().splitlines()

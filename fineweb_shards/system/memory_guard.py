@@ -1,8 +1,8 @@
 """Watch the memory of the machine during a run (run/budget.py divides it before the start).
 
-The guard looks at the whole machine, not only at this program: other programs on it have precedence. It only
-gives advice, which executors/local/pool.py follows. It does not limit what a single batch takes: that is
-bounded by how batches are cut.
+The guard looks at the whole machine, not only at this program: other programs on it have precedence. It only gives
+advice, which executors/local/pool.py follows. It does not limit what a single batch takes: that is bounded by how
+batches are cut.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ LOOK_EVERY_SECONDS = 1.0
 # Memory is short when less than this is available, or in a small machine or group less than a twentieth.
 SHORT_BYTES = 512 * 2**20
 SHORT_SHARE = 20
-# ... and no longer short when twice that is available: with one threshold, pauses would start and end
-# every second.
+# ... and no longer short when twice that is available: with one threshold, pauses would start and end every second.
 RELIEF = 2
 # It is also short when all processes stall for it, however much the kernel says is available.
 STALL_PERCENT = 20.0
@@ -51,9 +50,9 @@ class Advice(enum.Enum):
 class ProcessMemory:
     """Measures processes once a second, at little cost, and remembers of each the memory that is not private.
 
-    What counts is a process's part of all its pages (PSS). But the kernel walks them all to tell it, which
-    takes milliseconds; its private pages it has counted. They are what grows, so the rest is measured now and
-    then. (psutil was measured: twice the processor time per look, 40 ms to import.)
+    What counts is a process's part of all its pages (PSS). But the kernel walks them all to tell it, which takes
+    milliseconds; its private pages it has counted. They are what grows, so the rest is measured now and then. (psutil
+    was measured: twice the processor time per look, 40 ms to import.)
     """
 
     exact: Measure = machine.process_memory_bytes

@@ -1,7 +1,7 @@
 """Open the files that this program writes. Nothing else in the package opens a file to write to it.
 
-An output folder may come out of somebody's archive, or be one that others can write to. So whatever has the
-name of a file of ours is looked at before it is used:
+An output folder may come out of somebody's archive, or be one that others can write to. So whatever has the name of a
+file of ours is looked at before it is used:
 
 - A link is never followed, neither in a file's place nor in that of a folder of ours (the work folder, and
   what is in it). Links above are the user's own: --out may lead to another disk by one, and may be one.
@@ -9,8 +9,8 @@ name of a file of ours is looked at before it is used:
 - A file with a second hard link is not written to: its other name may be anybody's.
 - A new file is created by this process (O_EXCL). What a killed run has left under its name is unlinked first.
 
-Finished shards and the manifest may be links for those who only read them (`follow_links`): the hub's cache
-is made of links. What is read whole has a limit: nothing of ours is larger.
+Finished shards and the manifest may be links for those who only read them (`follow_links`): the hub's cache is made of
+links. What is read whole has a limit: nothing of ours is larger.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-# Everything except finished shards and the manifest is in here. build-nanogpt's loader opens every file with
-# `train` or `val` in its name, so none of our other names may contain them.
+# Everything except finished shards and the manifest is in here. build-nanogpt's loader opens every file with `train` or
+# `val` in its name, so none of our other names may contain them.
 WORK_FOLDER = ".fineweb-shards"
 SMALL_BYTES = 16 * 2**20  # far more than any file of ours has, except for the manifest and a tokenizer
 
@@ -58,8 +58,8 @@ class ForeignFileError(OSError):
 def open_own(
     path: Path, mode: Mode, *, follow_links: bool = False, create: bool = False, buffering: int = -1
 ) -> BinaryIO:
-    """Open a file of ours like `open`; ForeignFileError if something else has its name. `xb` makes a new file
-    in the place of one that an earlier run has left; with `create`, `r+b` makes one if there is none."""
+    """Open a file of ours like `open`; ForeignFileError if something else has its name. `xb` makes a new file in the
+    place of one that an earlier run has left; with `create`, `r+b` makes one if there is none."""
 
     def opener(name: str, flags: int) -> int:
         return open_descriptor(name, flags | (os.O_CREAT if create else 0), follow_links=follow_links)
@@ -111,8 +111,8 @@ def is_plain_file(path: Path) -> bool:
 
 
 def refuse_other_kinds(path: Path, opened: os.stat_result | None = None, *, writes: bool = False) -> None:
-    """Raise ForeignFileError if something is there that is no plain file, or, if it is opened for `writes`,
-    one that has other names as well."""
+    """Raise ForeignFileError if something is there that is no plain file, or, if it is opened for `writes`, one that
+    has other names as well."""
     try:
         state = opened or path.lstat()
     except OSError:
@@ -155,8 +155,8 @@ def make_folder(path: Path) -> None:
 
 
 def claim_folder(path: Path) -> None:
-    """Make a folder of ours, or take over the one that is there: ForeignFileError if it is a link, or belongs
-    to another user, who could put anything into it at any moment."""
+    """Make a folder of ours, or take over the one that is there: ForeignFileError if it is a link, or belongs to
+    another user, who could put anything into it at any moment."""
     make_folder(path)
     if os.name == "nt":
         return

@@ -1,7 +1,7 @@
 """Retry an action that fails for a while, such as a request during an outage or a write to a full disk.
 
-Nothing here depends on HTTP. An action raises `TransientError` for a failure that may pass; every
-other exception is final.
+Nothing here depends on HTTP. An action raises `TransientError` for a failure that may pass; every other exception is
+final.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _FEW_TRIES = 4  # for a failure that most probably stays
 
 
 class TransientError(Exception):
-    """A failure that may pass. `retry_after_seconds` is what a server asked for; `advice` says what helps.
-    `error` is what to raise after a few tries, if it most probably stays: nobody waits an hour for that."""
+    """A failure that may pass. `retry_after_seconds` is what a server asked for; `advice` says what helps. `error` is
+    what to raise after a few tries, if it most probably stays: nobody waits an hour for that."""
 
     def __init__(
         self, reason: str, retry_after_seconds: float = 0.0, advice: str = "", error: ShardError | None = None
@@ -62,9 +62,7 @@ class Retrier:
     longest_wait_seconds = LONGEST_WAIT_SECONDS
     error: type[ShardError] = NetworkError
 
-    def __init__(
-        self, max_outage_seconds: float, observer: Observer | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, max_outage_seconds: float, observer: Observer | None = None, clock: Clock | None = None) -> None:
         self.max_outage_seconds = max_outage_seconds
         self.observer = observer or Observer()
         self.clock = clock or Clock()
@@ -118,16 +116,14 @@ class Retrier:
 
 
 class Disk(Retrier):
-    """The disk that holds an output folder. Actions that fail for lack of space are tried again, up to a time
-    limit, so that an overnight run does not end there."""
+    """The disk that holds an output folder. Actions that fail for lack of space are tried again, up to a time limit, so
+    that an overnight run does not end there."""
 
     cause = "disk"
     longest_wait_seconds = 10.0
     error = DiskFullError
 
-    def __init__(
-        self, folder: Path, max_outage_seconds: float, observer: Observer, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, folder: Path, max_outage_seconds: float, observer: Observer, clock: Clock | None = None) -> None:
         super().__init__(max_outage_seconds, observer, clock)
         self._folder = folder
 

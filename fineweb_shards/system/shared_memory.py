@@ -20,11 +20,10 @@ from fineweb_shards.system.own_files import open_own
 class SharedBytes:
     """Bytes in a file without a name, in memory, where several processes can read them.
 
-    Through a pipe, text costs a third as much as its encoding: it is copied six times, and both sides wait
-    for each other. Of these bytes only a descriptor is passed on. A pickled copy is given it by `attach`:
-    pickling can't do that. They are dropped when no process holds them. No process's own memory (PSS)
-    includes them, but that of the machine and of the control group does. Where there are no such files,
-    pickling copies the bytes.
+    Through a pipe, text costs a third as much as its encoding: it is copied six times, and both sides wait for each
+    other. Of these bytes only a descriptor is passed on. A pickled copy is given it by `attach`: pickling can't do
+    that. They are dropped when no process holds them. No process's own memory (PSS) includes them, but that of the
+    machine and of the control group does. Where there are no such files, pickling copies the bytes.
     """
 
     def __init__(self, data: bytes | memoryview) -> None:
@@ -77,8 +76,8 @@ class SharedBytes:
 class SharedValue:
     """A small dictionary, in a JSON file, that processes and threads change one at a time.
 
-    For figures that only save time, such as how much of a quota is left. It is never synced, and where the
-    file can't be used (a folder that does not exist yet, a disk that is full), each process has its own.
+    For figures that only save time, such as how much of a quota is left. It is never synced, and where the file can't
+    be used (a folder that does not exist yet, a disk that is full), each process has its own.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -117,12 +116,11 @@ class SharedValue:
 def mmap_buffer(size_bytes: int) -> memoryview:
     """Return `size_bytes` of memory for what is fetched, which goes back to the system when nobody needs it.
 
-    Many threads fetch, and malloc would keep a heap for each of them: a run from the hub took 1.0 GB instead
-    of 0.78.
+    Many threads fetch, and malloc would keep a heap for each of them: a run from the hub took 1.0 GB instead of 0.78.
     """
     if sys.platform != "linux":
         return memoryview(mmap.mmap(-1, size_bytes))
-    # Private, and all pages at once: 8 MiB take 2.4 ms to get and fill, with a page fault for each page 4.8,
-    # shared as well 6.6.
+    # Private, and all pages at once: 8 MiB take 2.4 ms to get and fill, with a page fault for each page 4.8, shared as
+    # well 6.6.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
     return memoryview(mmap.mmap(-1, size_bytes, flags=flags))

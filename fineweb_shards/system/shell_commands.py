@@ -1,7 +1,7 @@
 """Commands for the user to paste: the one that was typed, to resume it, and one that installs a package.
 
-The Makefile passes a `make` command in an environment variable. Otherwise the program is named by something
-that works: `fineweb-shards` if the shell finds it, else the path it was started by.
+The Makefile passes a `make` command in an environment variable. Otherwise the program is named by something that works:
+`fineweb-shards` if the shell finds it, else the path it was started by.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = "fineweb-shards"
-# Set by the Makefile, as words for a shell. Removed from the environment, because it is not the command of
-# child processes.
+# Set by the Makefile, as words for a shell. Removed from the environment, because it is not the command of child
+# processes.
 VARIABLE = "FINEWEB_SHARDS_COMMAND"
 # Set by the library (api_process.py), and removed in the same way: the process that has called it.
 CALLER_VARIABLE = "FINEWEB_SHARDS_CALLER"
@@ -33,8 +33,8 @@ class TypedCommand:
     caller: int | None = None  # the process that uses the library, if it has started this command
 
     def resume(self, secret_flag: str | None = None) -> str:
-        """Return the command that resumes this one: without --fresh and --yes, and without `secret_flag`, a
-        flag whose value may be a secret."""
+        """Return the command that resumes this one: without --fresh and --yes, and without `secret_flag`, a flag whose
+        value may be a secret."""
         kept: list[str] = []
         skip_value = False
         for word in self.words:
@@ -84,9 +84,9 @@ def program(*, absolute: bool = False) -> str:
 def runnable_here(command: str, *, absolute: bool = False) -> str | None:
     """Return a recorded `build` command as it can be pasted here, or None if it is none.
 
-    It may be from another machine, whose program is elsewhere, so that this one's takes its place; `absolute`
-    as for `program`. And anybody may have written it: more than one command, and flags that `resume` leaves
-    out, are not shown.
+    It may be from another machine, whose program is elsewhere, so that this one's takes its place; `absolute` as for
+    `program`. And anybody may have written it: more than one command, and flags that `resume` leaves out, are not
+    shown.
     """
     words = _words_of(command)
     if words[:2] == ["make", "shards"]:
@@ -134,8 +134,8 @@ def relative_path(path: Path) -> Path:
 def install_command(package: str) -> str:
     """Return what to type to install a package of PyPI where this program runs, in a version that was tested.
 
-    People have it in a .venv (of make, of pip, or of uv, which leaves pip out), by pipx or by `uv tool`. A
-    plain `pip install` would install into whatever Python the shell finds first.
+    People have it in a .venv (of make, of pip, or of uv, which leaves pip out), by pipx or by `uv tool`. A plain `pip
+    install` would install into whatever Python the shell finds first.
     """
     import importlib.metadata  # slow to load, and hardly ever needed
     import importlib.util

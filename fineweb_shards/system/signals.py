@@ -25,8 +25,8 @@ _HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 class Interrupts:
     """Handles signals from its creation on, by raising `Interrupted` in the main thread.
 
-    `resume` is the command that continues the run; `on_stop` is called before `Interrupted` is raised;
-    `wipe_sequence` returns the control characters that erase the progress bars.
+    `resume` is the command that continues the run; `on_stop` is called before `Interrupted` is raised; `wipe_sequence`
+    returns the control characters that erase the progress bars.
     """
 
     def __init__(self, resume: str) -> None:
@@ -42,13 +42,13 @@ class Interrupts:
         sys.unraisablehook = self._try_again
 
     def work_is_done(self) -> None:
-        """Raise nothing from now on: what is left takes a moment, and its exit code must not say that the run
-        was interrupted. A second request still ends the process at once."""
+        """Raise nothing from now on: what is left takes a moment, and its exit code must not say that the run was
+        interrupted. A second request still ends the process at once."""
         self._stopping = True
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        # SIGHUP is not counted: when a terminal closes, both the kernel and the shell send it, and a session
-        # that ends sends SIGTERM as well. All of them are one request.
+        # SIGHUP is not counted: when a terminal closes, both the kernel and the shell send it, and a session that ends
+        # sends SIGTERM as well. All of them are one request.
         if number != _HANGUP:
             self._requests += 1
         if self._requests > 1:
@@ -70,8 +70,8 @@ class Interrupts:
             raise Interrupted("The terminal was closed." if closed else "Interrupted.", 128 + number)
 
     def _try_again(self, lost: sys.UnraisableHookArgs) -> None:
-        """Signal once more if `Interrupted` was raised where Python drops every exception: in the callback of
-        a weak reference, such as the one that closes a stream's memory, or in `__del__`."""
+        """Signal once more if `Interrupted` was raised where Python drops every exception: in the callback of a weak
+        reference, such as the one that closes a stream's memory, or in `__del__`."""
         if not isinstance(lost.exc_value, Interrupted):
             sys.__unraisablehook__(lost)
             return

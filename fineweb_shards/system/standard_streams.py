@@ -1,8 +1,8 @@
 """Standard streams that are safe to write to, even if closed, full, broken or without Unicode.
 
-A failed write must not end a build: output that a full disk, a closed pipe or a closed terminal does not take
-is dropped. Only subcommands that do nothing but print end there: with exit code 141 if the reader of a pipe
-has closed it, as any program in a pipe, or with an error.
+A failed write must not end a build: output that a full disk, a closed pipe or a closed terminal does not take is
+dropped. Only subcommands that do nothing but print end there: with exit code 141 if the reader of a pipe has closed it,
+as any program in a pipe, or with an error.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 4096  # a pipe that is writable takes as many without blocking (PIPE_BUF)
 _ESCAPE = "fineweb_shards.escape"
-# Characters of this program's own messages, and their replacements where the encoding lacks them. One for
-# one, because the width of progress bars is counted in characters.
+# Characters of this program's own messages, and their replacements where the encoding lacks them. One for one, because
+# the width of progress bars is counted in characters.
 _PLAIN = {"…": ".", "·": ".", "–": "-", "—": "-"}
 
 
@@ -72,11 +72,11 @@ class Sink(io.RawIOBase):
 
 
 def prepare_streams() -> None:
-    """Wrap both streams for the whole process; call it before any file is opened. Streams that are not
-    Python's own, such as a test's, are left alone."""
+    """Wrap both streams for the whole process; call it before any file is opened. Streams that are not Python's own,
+    such as a test's, are left alone."""
     for descriptor in range(3):
-        # A closed one is opened on /dev/null. Otherwise the next file that is opened would get its number,
-        # and a child's traceback would be written into that file.
+        # A closed one is opened on /dev/null. Otherwise the next file that is opened would get its number, and a
+        # child's traceback would be written into that file.
         try:
             os.fstat(descriptor)
         except OSError:

@@ -1,5 +1,5 @@
-"""Prepare text for a terminal: remove control characters, and break or clip lines that are too long. Tell
-what a terminal can redraw."""
+"""Prepare text for a terminal: remove control characters, and break or clip lines that are too long. Tell what a
+terminal can redraw."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re
 _UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]?B|bytes|s|min|h|d|%|times)(?:\W|$))")
 _GLUE = "\N{WORD JOINER}"
 _CODE_INDENT = "    "
-# What a kernel sets for the commands of its cells. The first is set by Jupyter, which starts the kernel, and
-# not by an editor that starts one itself; the last three by the kernel (ipykernel, `init_environment`).
+# What a kernel sets for the commands of its cells. The first is set by Jupyter, which starts the kernel, and not by an
+# editor that starts one itself; the last three by the kernel (ipykernel, `init_environment`).
 _NOTEBOOK_MARKS = ("JPY_PARENT_PID", "COLAB_RELEASE_TAG")
 _KERNEL_SETS = {"TERM": "xterm-color", "PAGER": "cat", "GIT_PAGER": "cat"}
 
@@ -37,8 +37,8 @@ class Redraw(Enum):
 
 
 def redraw(stream: TextIO) -> Redraw:
-    """Return what can be redrawn of the output to `stream`. Notebooks and some CI services run commands in a
-    terminal of their own, so that `isatty` alone does not tell."""
+    """Return what can be redrawn of the output to `stream`. Notebooks and some CI services run commands in a terminal
+    of their own, so that `isatty` alone does not tell."""
     dumb = os.environ.get("TERM") == "dumb"
     if not stream.isatty() or dumb or os.environ.get("CI", "").lower() not in ("", "0", "false"):
         return Redraw.NOTHING
@@ -53,16 +53,16 @@ def printable(text: str) -> str:
 
 
 def safe_text(text: str, width: int) -> str:
-    """Return the beginning of `text` on one line of at most about `width` characters, cut between words if it
-    has any; unprintable characters become `·`."""
+    """Return the beginning of `text` on one line of at most about `width` characters, cut between words if it has any;
+    unprintable characters become `·`."""
     words = " ".join(text[: 8 * width].split())
     line = "".join(char if char.isprintable() else "·" for char in words)
     return line if len(line) <= width else cut_at_word(line[:width]) + "…"
 
 
 def cut_at_word(text: str) -> str:
-    """Drop the last word of a text that was cut off, because it may be half a word. Text without spaces
-    loses one character, which leaves space for `…`."""
+    """Drop the last word of a text that was cut off, because it may be half a word. Text without spaces loses one
+    character, which leaves space for `…`."""
     whole = re.match(r".*\S(?=\s)", text, re.S)
     return whole[0] if whole and len(whole[0]) > len(text) // 2 else text[:-1]
 
@@ -88,9 +88,9 @@ def terminal_size(stream: TextIO) -> os.terminal_size:
 
 
 def wrap(line: str, columns: int, *, hang: int | None = None, break_words: bool = False) -> list[str]:
-    """Break a line between words into lines of at most `columns`; the later ones are indented by `hang`. A
-    longer word, such as a path, stays whole unless `break_words`. Code is not broken, and commands are broken
-    so that they can be pasted."""
+    """Break a line between words into lines of at most `columns`; the later ones are indented by `hang`. A longer word,
+    such as a path, stays whole unless `break_words`. Code is not broken, and commands are broken so that they can be
+    pasted."""
     if len(line) <= columns or (line.startswith(_CODE_INDENT) and not break_words and hang is None):
         return [line]
     if command := _COMMAND.match(line):

@@ -1,5 +1,4 @@
-"""Encode text as tokens, exactly as a vocabulary's reference does, and decode it. Each engine has a file of
-its own.
+"""Encode text as tokens, exactly as a vocabulary's reference does, and decode it. Each engine has a file of its own.
 
 May import: the root, `system`.
 """
@@ -25,9 +24,7 @@ def resolve_engine(name: str) -> type[Engine]:
     try:
         engine = ENGINES[name]
     except KeyError:
-        raise UsageError(
-            f"--engine {name}: no such engine.", f"Choose one of: auto, {', '.join(ENGINES)}."
-        ) from None
+        raise UsageError(f"--engine {name}: no such engine.", f"Choose one of: auto, {', '.join(ENGINES)}.") from None
     if not engine.installed_version():
         raise UsageError(
             f"--engine {name}: the package {name} is not installed here.",

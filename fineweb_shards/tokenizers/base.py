@@ -1,8 +1,8 @@
 """Define the interface of an engine: it encodes many texts at once, exactly as the vocabulary's reference.
 
-What an engine can't encode, such as very long texts, is left to encoder.py. The ids of many texts come in one
-array (`JoinedIds`) with a gap in front of each text for its EOT, so that a block of tokens is made of a few
-large arrays and nothing has to be done per document.
+What an engine can't encode, such as very long texts, is left to encoder.py. The ids of many texts come in one array
+(`JoinedIds`) with a gap in front of each text for its EOT, so that a block of tokens is made of a few large arrays and
+nothing has to be done per document.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def join_ids(texts: list[Tokens]) -> Iterator[JoinedIds]:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether a library has failed, with an exception or a panic of Rust's: pyo3 makes a BaseException
-    of that, of a class for each library. An interruption or a lack of memory is none."""
+    """Return whether a library has failed, with an exception or a panic of Rust's: pyo3 makes a BaseException of that,
+    of a class for each library. An interruption or a lack of memory is none."""
     return type(error).__name__ == "PanicException" or (
         isinstance(error, Exception) and not isinstance(error, MemoryError)
     )
@@ -60,8 +60,8 @@ class Engine(ABC):
     name: ClassVar[str]  # also the name of the package on PyPI
 
     def __init__(self, vocabulary: Vocabulary | None = None, mistaken: str = "") -> None:
-        """Prepare to encode with `vocabulary`; None means GPT-2. Texts with `mistaken` characters are left to
-        the reference."""
+        """Prepare to encode with `vocabulary`; None means GPT-2. Texts with `mistaken` characters are left to the
+        reference."""
         self.vocabulary = vocabulary or GPT2
         self.mistaken = mistaken
 
@@ -93,8 +93,8 @@ class Reference(Engine):
 
     @abstractmethod
     def encode_text(self, text: str) -> list[int]:
-        """Return the tokens of one text, as one call of the reference makes them. The names of special tokens
-        are ordinary text."""
+        """Return the tokens of one text, as one call of the reference makes them. The names of special tokens are
+        ordinary text."""
 
     @abstractmethod
     def load_token_bytes(self) -> tuple[bytes, ...]:

@@ -1,7 +1,7 @@
 """The patterns with which tokenizers cut a text into pieces, and the published rank files, by name.
 
-A rank file holds tokens only. Which pattern and special tokens belong to it is known for those that have a
-name here; for others the user gives the pattern as a regular expression.
+A rank file holds tokens only. Which pattern and special tokens belong to it is known for those that have a name here;
+for others the user gives the pattern as a regular expression.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Pattern:
     """A pattern as tiktoken, the reference, is given it."""
 
     regex: str
-    # The same as the fast engines recognize it: spelled in another way they take a slow path, if any, which
-    # has its own idea of U+180E.
+    # The same as the fast engines recognize it: spelled in another way they take a slow path, if any, which has its own
+    # idea of U+180E.
     spelling: str
     cut_rule: CutRule | None  # for long documents: tokenizers/cuts.py
 

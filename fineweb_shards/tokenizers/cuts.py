@@ -1,9 +1,9 @@
-"""Find places where a long text can be cut in two without changing its tokens, or with tokens that are
-repaired afterwards.
+"""Find places where a long text can be cut in two without changing its tokens, or with tokens that are repaired
+afterwards.
 
-A vocabulary's tokenizer first splits a text into pieces with a pattern, then encodes every piece on its own.
-A *safe* cut is at a place where a piece must begin, whatever comes before or after. Where that is depends on
-the pattern, so each vocabulary names the rule that holds for its own (`Vocabulary.cut_rule`):
+A vocabulary's tokenizer first splits a text into pieces with a pattern, then encodes every piece on its own. A *safe*
+cut is at a place where a piece must begin, whatever comes before or after. Where that is depends on the pattern, so
+each vocabulary names the rule that holds for its own (`Vocabulary.cut_rule`):
 
 **gpt2**, for this pattern alone:
 
@@ -13,18 +13,18 @@ the pattern, so each vocabulary names the rule that holds for its own (`Vocabula
 - between two ASCII characters of different classes (letter, digit, other), unless the first is an
   apostrophe, which may begin a contraction.
 
-English has such a place every few bytes. Other text (Chinese, base64, a million dashes) may have none for
-gigabytes. It is cut at a *seam*: a place inside a piece where both halves are still split into the same
-pieces as the whole, but a token may have been cut in two. `SeamMender` repairs ("mends") the tokens there.
+English has such a place every few bytes. Other text (Chinese, base64, a million dashes) may have none for gigabytes. It
+is cut at a *seam*: a place inside a piece where both halves are still split into the same pieces as the whole, but a
+token may have been cut in two. `SeamMender` repairs ("mends") the tokens there.
 
-Byte-pair encoding is local: a sequence of tokens is the encoding of its bytes exactly if every two
-neighbours are the encoding of *their* bytes. So if two halves were encoded separately, only tokens near
-the seam can be wrong. A window around the seam is encoded again, in one call, and widened until its
-first token equals the left half's token there and its last token equals the right half's token there.
-Then all neighbours fit, and the result is what one call for the whole text would have returned.
+Byte-pair encoding is local: a sequence of tokens is the encoding of its bytes exactly if every two neighbours are the
+encoding of *their* bytes. So if two halves were encoded separately, only tokens near the seam can be wrong. A window
+around the seam is encoded again, in one call, and widened until its first token equals the left half's token there and
+its last token equals the right half's token there. Then all neighbours fit, and the result is what one call for the
+whole text would have returned.
 
-Usually a window of a dozen tokens is enough. In a run of one repeated character every token of the right
-half may differ; then the window grows to the end of the right half, which is bounded by the batch size.
+Usually a window of a dozen tokens is enough. In a run of one repeated character every token of the right half may
+differ; then the window grows to the end of the right half, which is bounded by the batch size.
 
 **words**, for the family of patterns that grew out of it (cl100k, o200k, Llama 3, Qwen, nanochat): after a
 letter, before a space or the comma or full stop of Chinese. That is safe because of three things:
@@ -42,19 +42,17 @@ letter, before a space or the comma or full stop of Chinese. That is safe becaus
     Llama 3, Qwen      the same: they differ from cl100k in digits and line ends only
     o200k              letters, marks, a contraction     `[\\p{Lu}…\\p{M}]*[\\p{Ll}…\\p{M}]+(?i:'s|'t|…)?`
 
-So no mark, apostrophe or digit may follow, and none does: the next character is one of three. There are no
-seams under this rule; where there is no such place, the text is encoded in one piece.
+So no mark, apostrophe or digit may follow, and none does: the next character is one of three. There are no seams under
+this rule; where there is no such place, the text is encoded in one piece.
 
 **None**: nothing is known about the pattern, or there is a normalizer, or no pattern at all (SentencePiece).
 There is no place to cut.
 
-Letters are taken from ranges that every version of Unicode has as letters, because the tables differ between
-Python and tiktoken. White space can be listed: it has not changed since Unicode 6.3 (a test compares the list
-with tiktoken).
+Letters are taken from ranges that every version of Unicode has as letters, because the tables differ between Python and
+tiktoken. White space can be listed: it has not changed since Unicode 6.3 (a test compares the list with tiktoken).
 
-Long documents are cut into *passages*, which an engine encodes on their own, without copying them. So memory
-stays bounded, and no engine gets a text that it can't handle (tiktoken panics on a million spaces,
-tiktoken#400).
+Long documents are cut into *passages*, which an engine encodes on their own, without copying them. So memory stays
+bounded, and no engine gets a text that it can't handle (tiktoken panics on a million spaces, tiktoken#400).
 """
 
 from __future__ import annotations
@@ -75,8 +73,8 @@ WHITE_SPACE = frozenset(
 )
 # A decision about a cut depends on this many bytes on each side of it (at most three characters).
 CONTEXT_BYTES = 16
-# The most bytes without a place to cut that are encoded in one piece; a longer text is refused. It is fixed,
-# because the output must not depend on the machine. What it takes of memory: run/budget.py.
+# The most bytes without a place to cut that are encoded in one piece; a longer text is refused. It is fixed, because
+# the output must not depend on the machine. What it takes of memory: run/budget.py.
 LONGEST_UNCUT_BYTES = 4 * 2**20
 
 # Each matches the character before a safe cut.
@@ -115,8 +113,8 @@ class Cut:
 def find_cut(data: bytes | memoryview, low: int, high: int, rule: CutRule | None) -> Cut | None:
     """Return the last safe cut in `data[low:high]`; if there is none and the rule has seams, the last seam.
 
-    For `gpt2` this returns None only if the range is shorter than a few characters. `data` should contain
-    CONTEXT_BYTES more on both sides, if the text continues there.
+    For `gpt2` this returns None only if the range is shorter than a few characters. `data` should contain CONTEXT_BYTES
+    more on both sides, if the text continues there.
     """
     if rule is None:
         return None
@@ -143,10 +141,9 @@ def _safe_cuts(data: bytes | memoryview, low: int, high: int, rule: CutRule) -> 
 
 def _may_be_seam(data: bytes | memoryview, position: int) -> bool:
     """Return whether a cut at `position` leaves all other boundaries between pieces as they are."""
-    # Decoding the two sides separately must give the same text as decoding them together. That holds before
-    # every byte that begins a character. A continuation byte belongs to the bytes before it, unless four
-    # continuation bytes precede it: no character is that long, so all of them are invalid and replaced byte
-    # by byte.
+    # Decoding the two sides separately must give the same text as decoding them together. That holds before every byte
+    # that begins a character. A continuation byte belongs to the bytes before it, unless four continuation bytes
+    # precede it: no character is that long, so all of them are invalid and replaced byte by byte.
     if position < len(data) and data[position] & 0xC0 == 0x80:
         preceding = data[max(0, position - 4) : position]
         if len(preceding) < 4 or any(byte & 0xC0 != 0x80 for byte in preceding):
@@ -166,8 +163,8 @@ def _may_be_seam(data: bytes | memoryview, position: int) -> bool:
 
 
 def cut_passages(texts: Texts, passage_bytes: int, rule: CutRule | None) -> tuple[Texts, list[list[bool]]]:
-    """Cut each text into passages of about `passage_bytes`, longer where there is no place to cut. Return
-    them, and for each passage of each text whether the cut before it is a seam."""
+    """Cut each text into passages of about `passage_bytes`, longer where there is no place to cut. Return them, and for
+    each passage of each text whether the cut before it is a seam."""
     buffers, seams = [], []
     for buffer in texts.buffers:
         data = memoryview(buffer.data)
@@ -183,8 +180,8 @@ def cut_passages(texts: Texts, passage_bytes: int, rule: CutRule | None) -> tupl
 
 
 def find_cuts(text: memoryview, piece_bytes: int, rule: CutRule | None) -> list[Cut]:
-    """Return where to cut a text. Without seams a piece of more than `piece_bytes` has no safe cut inside it,
-    so that its length depends on the text alone."""
+    """Return where to cut a text. Without seams a piece of more than `piece_bytes` has no safe cut inside it, so that
+    its length depends on the text alone."""
     if rule is None:
         return []
     has_seams = rule == "gpt2"
@@ -224,16 +221,15 @@ class SeamMender:
     def mend(self, left: Ids, right: Ids, *, left_is_whole: bool) -> Mend:
         """Return how to join `left` and `right`, the tokens of one document on both sides of a seam.
 
-        `left_is_whole` says that the left side begins where a piece begins: a window that covers all of it
-        is then correct even if its first token differs.
+        `left_is_whole` says that the left side begins where a piece begins: a window that covers all of it is then
+        correct even if its first token differs.
         """
         want_left = want_right = _FIRST_WINDOW_TOKENS
         while True:
             n_left = self._widen_left(left, want_left)
             n_right = self._widen_right(right, want_right)
             window = b"".join(
-                self._token_bytes[token]
-                for token in (*left[len(left) - n_left :].tolist(), *right[:n_right].tolist())
+                self._token_bytes[token] for token in (*left[len(left) - n_left :].tolist(), *right[:n_right].tolist())
             )
             middle = self._encode(window.decode("utf-8"))
             left_fits = (left_is_whole and n_left == len(left)) or middle[0] == left[-n_left]
@@ -258,8 +254,8 @@ class SeamMender:
         """Return how many tokens to take from the start: `wanted`, or more.
 
         They must end with a whole character that is not white space. A window that ends there would be split
-        differently from the whole text: a run of white space stays in one piece at the end of a text, but not
-        before a word.
+        differently from the whole text: a run of white space stays in one piece at the end of a text, but not before a
+        word.
         """
         count = min(wanted, len(tokens))
         while count < len(tokens):

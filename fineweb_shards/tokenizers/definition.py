@@ -1,5 +1,5 @@
-"""Read the file that defines a tokenizer: ranks, a `tokenizer.json` or a SentencePiece model; and choose its
-EOT, the token that separates documents.
+"""Read the file that defines a tokenizer: ranks, a `tokenizer.json` or a SentencePiece model; and choose its EOT, the
+token that separates documents.
 
 Its contents say what kind it is: Llama 3's `tokenizer.model` holds ranks.
 """
@@ -58,8 +58,8 @@ class Definition:
 
 
 def read_definition(data: bytes, name: str, *, pattern: str, eot: str) -> Definition:
-    """Read the contents of a tokenizer's file. `name` is for messages and the manifest; `pattern` and `eot`
-    are what the user says about it, or empty."""
+    """Read the contents of a tokenizer's file. `name` is for messages and the manifest; `pattern` and `eot` are what
+    the user says about it, or empty."""
     if looks_like_ranks(data):
         return _read_ranks(data, name, pattern, eot)
     if pattern:
@@ -194,8 +194,8 @@ def _read_sentencepiece(data: bytes, name: str, eot: str) -> Definition | None:
 
 
 def _cut_rule_of(tokenizer: dict[str, Any]) -> CutRule | None:
-    """Return how long documents can be cut under a `tokenizer.json`: if its pattern is a known one, and
-    nothing else touches a text, as under that pattern."""
+    """Return how long documents can be cut under a `tokenizer.json`: if its pattern is a known one, and nothing else
+    touches a text, as under that pattern."""
     parts = pre_tokenizers(tokenizer)
     has_text_added = any(not token["special"] for token in tokenizer.get("added_tokens") or [])
     if not is_byte_level(tokenizer) or has_text_added or len(parts) > 2:
@@ -222,8 +222,8 @@ _MOST_LISTED = 12
 
 
 def choose_eot(wanted: str, special: Mapping[str, int], texts: Mapping[int, str], name: str) -> int:
-    """Return the id of EOT in the tokenizer `name`: the one that is `wanted`, by name or id, or if nothing is
-    wanted the only usual one. `special` are its special tokens, `texts` those that stand for text."""
+    """Return the id of EOT in the tokenizer `name`: the one that is `wanted`, by name or id, or if nothing is wanted
+    the only usual one. `special` are its special tokens, `texts` those that stand for text."""
     free = {token: number for token, number in special.items() if number not in texts}
     usual = [number for token, number in free.items() if token in _USUAL_NAMES]
     highest = max([*texts, *special.values()])

@@ -37,12 +37,12 @@ from fineweb_shards.types import Counts, EncodedBlock, Positions, TextChunk, Tok
 from fineweb_shards.vocabulary import CutRule, Vocabulary
 
 PASSAGE_BYTES = 256 * 1024
-# One in this many documents is encoded again, and only the beginning of a long one: tiktoken is about
-# 20 times slower, and this way the check takes well under 3 % of the time.
+# One in this many documents is encoded again, and only the beginning of a long one: tiktoken is about 20 times slower,
+# and this way the check takes well under 3 % of the time.
 SAMPLE_ONE_IN = 1024
 SAMPLE_BYTES = 16 * 1024
-# Where there is no rule for cutting, whole documents are encoded again: as many bytes in all, but up to this
-# many at once.
+# Where there is no rule for cutting, whole documents are encoded again: as many bytes in all, but up to this many at
+# once.
 _LONGEST_WHOLE_BYTES = 2**20
 
 
@@ -115,8 +115,8 @@ class Encoder:
             self._check_sample(chunk, JoinedIds(tokens[:-1], positions[:-1]), where)
         lengths = np.diff(positions) - 1
         wrong = list(_token_count_mismatches(chunk, lengths, where))
-        # Without the EOT after the last document, or the one before the first if EOTs come after documents;
-        # and without those where a document continues from the previous chunk, or in the next.
+        # Without the EOT after the last document, or the one before the first if EOTs come after documents; and without
+        # those where a document continues from the previous chunk, or in the next.
         first = int(chunk.starts_mid_document or not self._eot_first)
         last = int(chunk.ends_mid_document or self._eot_first)
         return EncodedBlock(
@@ -198,8 +198,8 @@ class Encoder:
         return tokens, eots
 
     def _iter_joined(self, texts: Texts) -> Iterator[JoinedIds]:
-        """Yield the ids of some documents at a time, so that they are checked and narrowed while they are in
-        the processor's cache, and no array of all ids takes new memory."""
+        """Yield the ids of some documents at a time, so that they are checked and narrowed while they are in the
+        processor's cache, and no array of all ids takes new memory."""
         if texts.longest_bytes > PASSAGE_BYTES:
             yield from join_ids(self.encode_documents(texts))
         else:

@@ -1,7 +1,7 @@
 """Encode with fastokens, a Rust library: the same tokens as the reference, many times as fast.
 
-It is loaded from a `tokenizer.json`, and not with its `from_tiktoken`, which encodes U+180E wrongly and does
-not take every rank file.
+It is loaded from a `tokenizer.json`, and not with its `from_tiktoken`, which encodes U+180E wrongly and does not take
+every rank file.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ class FastokensEngine(Engine):
         super().__init__(vocabulary, mistaken)
         # It takes U+180E for white space, which it once was, with patterns that it does not know by spelling.
         self._differences = UnicodeDifferences(mistaken + "\u180e")
-        # One thread per process: there is a worker process for each core. Rayon reads this variable once,
-        # when its thread pool starts, which is after this line in every process of a run.
+        # One thread per process: there is a worker process for each core. Rayon reads this variable once, when its
+        # thread pool starts, which is after this line in every process of a run.
         os.environ["RAYON_NUM_THREADS"] = "1"
         import fastokens  # imported here, because some platforms have no wheel
 
-        self._is_gpt2 = is_gpt2_text(
-            self.vocabulary
-        )  # of others there are texts that fastokens would get wrong
+        self._is_gpt2 = is_gpt2_text(self.vocabulary)  # of others there are texts that fastokens would get wrong
         if self._is_gpt2:
             ranks = load_gpt2_ranks()
             text = ranks_to_json(ranks, load_gpt2_merges(ranks), PATTERNS["gpt2"], [])

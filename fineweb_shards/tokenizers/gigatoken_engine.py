@@ -1,9 +1,8 @@
 """Encode with gigatoken, a Rust library: the reference's tokens, many times as fast, and loaded at once.
 
-Its calls for many documents need awkward-array, whose import takes a worker a third of a second and 40 MB. So
-many are one text, with a boundary between them that gigatoken knows as a special token: it encodes what is on
-either side as if it were alone. A call for each document took a tenth longer, and several times as long where
-documents are short.
+Its calls for many documents need awkward-array, whose import takes a worker a third of a second and 40 MB. So many are
+one text, with a boundary between them that gigatoken knows as a special token: it encodes what is on either side as if
+it were alone. A call for each document took a tenth longer, and several times as long where documents are short.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from fineweb_shards.tokenizers.vocabulary_files import (
 )
 from fineweb_shards.vocabulary import Vocabulary
 
-# Its cache of words grows without limit: by 13 MB in 50 MB of English, by 90 MB in 10 MB of random letters.
-# So when the process has grown by this much, a new tokenizer with an empty cache replaces it. That takes as
-# long as encoding 12 MB of English, and the words have to be learnt again.
+# Its cache of words grows without limit: by 13 MB in 50 MB of English, by 90 MB in 10 MB of random letters. So when the
+# process has grown by this much, a new tokenizer with an empty cache replaces it. That takes as long as encoding 12 MB
+# of English, and the words have to be learnt again.
 _CACHE_BYTES = 96 * 2**20
 _LOOK_EVERY_BYTES = 2**20
-# By how many bytes it grows for each byte of text at the most; 9 to 12 were seen. It grows in steps, by up to
-# 64 MB when its table doubles, whenever one looks.
+# By how many bytes it grows for each byte of text at the most; 9 to 12 were seen. It grows in steps, by up to 64 MB
+# when its table doubles, whenever one looks.
 _MOST_GROWTH = 16
 # A text that has it is noticed by the number of boundaries, and left to the reference.
 _BOUNDARY_BYTES = BOUNDARY.encode()
@@ -63,9 +62,7 @@ class GigatokenEngine(Engine):
             return BPETokenizer.from_tiktoken(str(path), "gpt2", {BOUNDARY: self.vocabulary.size})
 
     def encode(self, texts: Texts) -> list[Ids]:
-        return [
-            joined.of_text(i) for joined in self.encode_joined(texts) for i in range(len(joined.positions))
-        ]
+        return [joined.of_text(i) for joined in self.encode_joined(texts) for i in range(len(joined.positions))]
 
     def encode_joined(self, texts: Texts) -> Iterator[JoinedIds]:
         if not self._knows_boundary:
@@ -102,8 +99,8 @@ class GigatokenEngine(Engine):
         """Encode with the tokenizer; before that, replace it if its cache has become too large."""
         self._until_look_bytes -= len(data)
         if self._until_look_bytes <= 0:
-            # The process's own growth, because the size of the cache is not told. Whatever else grows by that
-            # much only has the effect that the cache is emptied sooner.
+            # The process's own growth, because the size of the cache is not told. Whatever else grows by that much only
+            # has the effect that the cache is emptied sooner.
             memory_bytes = own_memory_bytes()
             self._memory_bytes = self._memory_bytes or memory_bytes
             room_bytes = self._memory_bytes + _CACHE_BYTES - memory_bytes

@@ -1,9 +1,9 @@
-"""Find the reference of a vocabulary: the engine that its file was made for. None is the judge of another's
-file: Hugging Face's tokenizers and tiktoken differ about one document in four under the same vocabulary.
+"""Find the reference of a vocabulary: the engine that its file was made for. None is the judge of another's file:
+Hugging Face's tokenizers and tiktoken differ about one document in four under the same vocabulary.
 
-A manifest and a worker's settings only name the vocabulary (`fineweb_shards.vocabulary`); the bytes of its
-tokens are loaded where they are needed, once per process. With them `decode` makes bytes of tokens, with
-NumPy, for inspection and reports.
+A manifest and a worker's settings only name the vocabulary (`fineweb_shards.vocabulary`); the bytes of its tokens are
+loaded where they are needed, once per process. With them `decode` makes bytes of tokens, with NumPy, for inspection and
+reports.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def require_reference(name: str, file: str) -> None:
 
 
 def make_reference(vocabulary: Vocabulary) -> Reference:
-    """Return the reference of a vocabulary: one for all that need it in a process, because loading tiktoken
-    takes a tenth of a second and 30 MB."""
+    """Return the reference of a vocabulary: one for all that need it in a process, because loading tiktoken takes a
+    tenth of a second and 30 MB."""
     return _make_reference(vocabulary, vocabulary.folder)
 
 
@@ -67,8 +67,8 @@ def _load(vocabulary: Vocabulary) -> Vocabulary:
 def decode(tokens: Tokens, vocabulary: Vocabulary) -> bytes:
     """Return the bytes of tokens, with BOUNDARY for each EOT.
 
-    Ids outside the vocabulary, and the token whose byte is BOUNDARY, become the replacement character, so
-    that a BOUNDARY in the result is always an EOT.
+    Ids outside the vocabulary, and the token whose byte is BOUNDARY, become the replacement character, so that a
+    BOUNDARY in the result is always an EOT.
     """
     if not len(tokens):
         return b""
@@ -84,8 +84,8 @@ def decode(tokens: Tokens, vocabulary: Vocabulary) -> bytes:
 
 @cache
 def _byte_table(vocabulary: Vocabulary) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bytes of all tokens, one after the other, where those of each begin, and how many they are.
-    After the last token comes the replacement for all invalid ids."""
+    """Return the bytes of all tokens, one after the other, where those of each begin, and how many they are. After the
+    last token comes the replacement for all invalid ids."""
     known = load_token_bytes(vocabulary).token_bytes
     spelled = [token.replace(BOUNDARY, _REPLACEMENT) for token in known]
     spelled += [_REPLACEMENT] * (vocabulary.size + 1 - len(known))

@@ -1,12 +1,12 @@
 """Try, before a run, which engine can encode with a vocabulary: the fastest that passes the self-test.
 
 The self-test encodes difficult strings and compares with the reference. It finds an engine that was updated,
-miscompiled, or takes another pattern, before any shard is written. Every worker encodes a few hundred
-strings, in milliseconds; the parent, which knows the reference's tokens, tells it their hash. GPT-2's is
-known beforehand, so that it needs no trial. For another vocabulary the trial compares its own tokens, too.
+miscompiled, or takes another pattern, before any shard is written. Every worker encodes a few hundred strings, in
+milliseconds; the parent, which knows the reference's tokens, tells it their hash. GPT-2's is known beforehand, so that
+it needs no trial. For another vocabulary the trial compares its own tokens, too.
 
-The trial has a process of its own: loading a vocabulary of 200,000 tokens into every engine leaves half a
-gigabyte, and some of them print when they give up. It also makes the file that fast engines load.
+The trial has a process of its own: loading a vocabulary of 200,000 tokens into every engine leaves half a gigabyte, and
+some of them print when they give up. It also makes the file that fast engines load.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def digest_tokens(documents: Iterable[Ids]) -> str:
 def check_engine(encode: Encode, name: str, reference: Reference, expected: str) -> None:
     """Raise ExactnessError for the first string that is not encoded as the reference does.
 
-    The reference itself is only asked if the tokens don't have the expected hash: loading it takes a worker
-    longer than the whole test.
+    The reference itself is only asked if the tokens don't have the expected hash: loading it takes a worker longer than
+    the whole test.
     """
     strings = hostile_strings()
     documents = encode(Texts.from_strings(strings))
@@ -100,8 +100,8 @@ class Trial:
 def try_engines(
     wanted: str, vocabulary: Vocabulary, special_tokens: Iterable[str] = (), added_tokens: Iterable[str] = ()
 ) -> Trial:
-    """Return the engine called `wanted`, or for `auto` the fastest; UsageError if it can't encode with this
-    vocabulary, whose files are saved. The names of its special and other added tokens are tried as text."""
+    """Return the engine called `wanted`, or for `auto` the fastest; UsageError if it can't encode with this vocabulary,
+    whose files are saved. The names of its special and other added tokens are tried as text."""
     engine = resolve_engine(wanted)
     if wanted in REFERENCES and wanted != vocabulary.reference:
         raise UsageError(
@@ -132,8 +132,8 @@ def try_engines(
 def _try_in_process(
     wanted: str, vocabulary: Vocabulary, special_tokens: tuple[str, ...], added_tokens: tuple[str, ...]
 ) -> Trial | str:
-    """Try the engines in a process of its own; return how it died if something has killed it, or it has run
-    out of memory."""
+    """Try the engines in a process of its own; return how it died if something has killed it, or it has run out of
+    memory."""
     command = [sys.executable, "-P", "-m", __name__]  # -P: nothing in the current folder is imported
     request = pickle.dumps((wanted, vocabulary, special_tokens, added_tokens))
     done = subprocess.run(command, input=request, capture_output=True, check=False)
@@ -144,8 +144,7 @@ def _try_in_process(
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace")[-300:]
         raise ShardError(
-            f"The tokenizer {vocabulary.name} could not be tried: the process ended with {done.returncode}: "
-            f"{said}",
+            f"The tokenizer {vocabulary.name} could not be tried: the process ended with {done.returncode}: {said}",
             f"Try --engine {vocabulary.reference}, and please report it.",
         )
     answer: Trial | ShardError = pickle.loads(done.stdout)
@@ -167,8 +166,7 @@ def _try_here(
             raise
         raise InputError(
             f"{vocabulary.name}: {vocabulary.reference} fails on ordinary texts with it ({_shorten(error)}).",
-            "Check the patterns in it: nested repetitions such as (a+)+ take too many steps. "
-            "Or use another tokenizer.",
+            "Check the patterns in it: nested repetitions such as (a+)+ take too many steps. Or use another tokenizer.",
         ) from error
     if wanted in REFERENCES:
         return Trial(type(reference), expected)
@@ -190,8 +188,8 @@ def _try_here(
 
 
 def _try_engine(engine: type[Engine], reference: Reference, names: Iterable[str]) -> Engine | str:
-    """Return an engine that encodes as the reference does, or why it can't be used. The `names` of special
-    and added tokens are tried as text."""
+    """Return an engine that encodes as the reference does, or why it can't be used. The `names` of special and added
+    tokens are tried as text."""
     vocabulary = reference.vocabulary
     if not engine.installed_version():
         return f"{engine.name} is not installed"
@@ -242,8 +240,8 @@ def check_reference(reference: Reference, special_tokens: Iterable[str]) -> None
 
 
 def own_strings(vocabulary: Vocabulary, names: Iterable[str]) -> list[str]:
-    """Return texts made of a vocabulary's own tokens: alone, before and after others, and the longest. The
-    `names` of special and added tokens are all tried, in every position."""
+    """Return texts made of a vocabulary's own tokens: alone, before and after others, and the longest. The `names` of
+    special and added tokens are all tried, in every position."""
     tokens = [token.decode("utf-8", "ignore") for token in load_token_bytes(vocabulary).token_bytes if token]
     chooser = random.Random(vocabulary.sha256)  # noqa: S311, RUF100
     chosen = chooser.sample(tokens, min(_OWN_TOKENS, len(tokens)))
@@ -255,8 +253,8 @@ def own_strings(vocabulary: Vocabulary, names: Iterable[str]) -> list[str]:
 
 
 def find_mistaken(encode: Encode, reference: Reference) -> str:
-    """Return the characters that an engine takes for something else than the reference does: as letters,
-    digits, marks or white space, or in another order."""
+    """Return the characters that an engine takes for something else than the reference does: as letters, digits, marks
+    or white space, or in another order."""
     characters = agreed_characters()
     blocks = [characters[i : i + 64] for i in range(0, len(characters), 64)]
     agreed = _agree(encode, reference, blocks)
@@ -267,8 +265,8 @@ def find_mistaken(encode: Encode, reference: Reference) -> str:
 
 
 def _agree(encode: Encode, reference: Reference, blocks: list[list[str]]) -> list[bool]:
-    """Return for each block of characters whether a text with them, beside others, has the same tokens; also
-    as marks before others, which a normalizer may put into another order."""
+    """Return for each block of characters whether a text with them, beside others, has the same tokens; also as marks
+    before others, which a normalizer may put into another order."""
     lines = ("".join(f"a{c}{c}b {c}'s1{c}2e{c}\u0323\u0301\n" for c in block) for block in blocks)
     texts = Texts.from_strings(lines)
     pairs = zip(encode(texts), reference.encode(texts), strict=True)

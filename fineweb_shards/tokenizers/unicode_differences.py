@@ -1,8 +1,8 @@
 """Find texts with characters about which an engine and its reference may have different ideas.
 
-Both have tables of what is a letter, a digit or white space, each of another version of Unicode. They agree
-about characters that are older than both. A text with one that is not yet assigned, or only since lately, is
-left to the reference, and so is one with a character that the trial has found to be taken for something else.
+Both have tables of what is a letter, a digit or white space, each of another version of Unicode. They agree about
+characters that are older than both. A text with one that is not yet assigned, or only since lately, is left to the
+reference, and so is one with a character that the trial has found to be taken for something else.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-# Letters, digits and marks of Unicode 17, which gigatoken knows and tiktoken does not; and after the last of
-# them what is not assigned by then.
+# Letters, digits and marks of Unicode 17, which gigatoken knows and tiktoken does not; and after the last of them what
+# is not assigned by then.
 _UNICODE_17 = (
     "88f c5c cdc 1acf-1add 1ae0-1aeb a7ce-a7cf a7d2 a7d4 a7f1 10940-10959 10ec5-10ec7 11db0-11ddb "
     "11de0-11de9 16ea0-16eb8 16ebb-16ed3 16ff2-16ff6 187f8-187ff 18d09-18d1e 18d80-18df2 1e6c0-1e6ff "
@@ -44,11 +44,9 @@ class UnicodeDifferences:
         self._leads = {*_GROWING_LEADS, *(character.encode()[0] for character in characters)}
 
     def is_in(self, data: bytes) -> bool:
-        """Return whether one of the characters is in a text, given as UTF-8. Quick if none of them has a
-        relative there: then only their first bytes are looked for."""
-        return any(
-            data.find(lead) >= 0 and bool(self._differs[_points(data, lead)].any()) for lead in self._leads
-        )
+        """Return whether one of the characters is in a text, given as UTF-8. Quick if none of them has a relative
+        there: then only their first bytes are looked for."""
+        return any(data.find(lead) >= 0 and bool(self._differs[_points(data, lead)].any()) for lead in self._leads)
 
 
 def _points(data: bytes, lead: int) -> NDArray[np.intp]:
@@ -78,8 +76,8 @@ def _new_characters() -> NDArray[np.bool_]:
 
 
 def agreed_characters() -> list[str]:
-    """Return the other characters, on which engines are compared; of large scripts, whose characters are all
-    of a kind and have been for long, only some."""
+    """Return the other characters, on which engines are compared; of large scripts, whose characters are all of a kind
+    and have been for long, only some."""
     chosen = ~_new_characters()
     for begin, end in _ALIKE:
         chosen[begin + 1 : end - 1] &= np.arange(begin + 1, end - 1) % _ONE_IN == 0

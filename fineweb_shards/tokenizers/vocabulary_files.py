@@ -2,12 +2,12 @@
 
 A build keeps them in its work folder, so that workers, a resume and `inspect` need nothing else.
 
-A rank file (`.tiktoken`; Llama 3's `tokenizer.model` is one) has a line with base64 and a rank for every
-token; the rank is the id. GPT-2's ranks and merges ship with the package. Their hashes are checked at every
-load: a single changed byte would change the tokens of every run.
+A rank file (`.tiktoken`; Llama 3's `tokenizer.model` is one) has a line with base64 and a rank for every token; the
+rank is the id. GPT-2's ranks and merges ship with the package. Their hashes are checked at every load: a single changed
+byte would change the tokens of every run.
 
-Fast engines load a Hugging Face `tokenizer.json`, made from ranks or from another one. It has none of the
-special tokens, so that their names are ordinary text in a document.
+Fast engines load a Hugging Face `tokenizer.json`, made from ranks or from another one. It has none of the special
+tokens, so that their names are ordinary text in a document.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Ranks = dict[bytes, int]
 Merges = list[tuple[bytes, bytes]]
 MOST_IDS = 2**24  # sixty times those of the largest vocabularies
 RANKS_FILE = "gpt2.tiktoken"
-# For every token of two bytes or more, in the order of the ids, the length of the left of the two tokens that
-# it was merged from. Deriving them takes half a second, which every worker would spend.
+# For every token of two bytes or more, in the order of the ids, the length of the left of the two tokens that it was
+# merged from. Deriving them takes half a second, which every worker would spend.
 SPLITS_FILE = "gpt2.splits"
 _SPLITS_SHA256 = "e2ff5d25561ae97d2fdc48177cb3dddb1c9a2be0c6bb9e9ce1dd3b1351e483e7"
 # By the reference, which is the same for all files of a kind.
@@ -43,8 +43,8 @@ FILE_NAMES = {
     "sentencepiece": "tokenizer.model",
 }
 ENGINE_FILES = "engine-*.json"
-# What gigatoken is given between texts. It has no end that is also its beginning, so it is found nowhere but
-# where it was put.
+# What gigatoken is given between texts. It has no end that is also its beginning, so it is found nowhere but where it
+# was put.
 BOUNDARY = "\u0091fineweb-shards: a text ends here\u0092"
 MOST_BYTES = 256 * 2**20  # a tokenizer's file has 35 MB at most, so far
 _ENGINE_FILE_VERSION = 1  # to be raised when it is made in another way
@@ -133,8 +133,7 @@ def _read_checked(file: Traversable, expected: str) -> bytes:
     found = hashlib.sha256(data).hexdigest()
     if found != expected:
         raise ShardError(
-            f"The GPT-2 vocabulary in the package is damaged: {file.name} has SHA-256 {found}, not "
-            f"{expected}.",
+            f"The GPT-2 vocabulary in the package is damaged: {file.name} has SHA-256 {found}, not {expected}.",
             "Install fineweb_shards again.",
         )
     return data
@@ -165,8 +164,8 @@ def load_definition(vocabulary: Vocabulary) -> bytes:
 
 
 def engine_file(vocabulary: Vocabulary) -> Path:
-    """Return the path of the `tokenizer.json` that fast engines load. Its name says of what it was made, so
-    that a resume finds it, and never another one's."""
+    """Return the path of the `tokenizer.json` that fast engines load. Its name says of what it was made, so that a
+    resume finds it, and never another one's."""
     made_of = f"{_ENGINE_FILE_VERSION} {vocabulary.sha256} {vocabulary.pattern} {vocabulary.size}"
     key = hashlib.sha256(made_of.encode()).hexdigest()[:16]
     return Path(vocabulary.folder, ENGINE_FILES.replace("*", key))
@@ -182,8 +181,7 @@ def find_engine_file(vocabulary: Vocabulary) -> Path:
 
 def _unreadable(vocabulary: Vocabulary, why: str) -> UsageError:
     return UsageError(
-        f"The vocabulary {vocabulary.name} ({vocabulary.size:,} ids) can't be read: the file that defines it "
-        f"is {why}.",
+        f"The vocabulary {vocabulary.name} ({vocabulary.size:,} ids) can't be read: the file that defines it is {why}.",
         "Give it with --tokenizer. `verify`, `export` and the loader work without it.",
     )
 
@@ -191,8 +189,8 @@ def _unreadable(vocabulary: Vocabulary, why: str) -> UsageError:
 def list_merges(ranks: Ranks) -> Merges:
     """Return every way in which two tokens make a third one, in the order of the third's rank.
 
-    That is tiktoken's rule: two neighbours are merged if what they make is a token, whatever it was made of
-    when the vocabulary was trained. (Llama 3 has 678 tokens that a list of one merge each does not reach.)
+    That is tiktoken's rule: two neighbours are merged if what they make is a token, whatever it was made of when the
+    vocabulary was trained. (Llama 3 has 678 tokens that a list of one merge each does not reach.)
     """
     merges: Merges = []
     for token, _ in sort_ranks(ranks):
@@ -228,8 +226,8 @@ def ranks_to_json(ranks: Ranks, merges: Merges, pattern: Pattern, added: list[di
 
 
 def prepare_engine_file(vocabulary: Vocabulary) -> None:
-    """Make the engine file beside the vocabulary's own, unless it is there from an earlier run: with the
-    boundary as its only special token, and nothing that shortens or pads a text."""
+    """Make the engine file beside the vocabulary's own, unless it is there from an earlier run: with the boundary as
+    its only special token, and nothing that shortens or pads a text."""
     path = engine_file(vocabulary)
     if is_plain_file(path):
         return
@@ -258,8 +256,8 @@ def byte_letters() -> dict[int, str]:
 
 
 def is_byte_level(tokenizer: dict[str, Any]) -> bool:
-    """Return whether a `tokenizer.json` takes a text as it is, and the same anywhere in a text as at its
-    beginning: it does not normalize it, and puts no space before it."""
+    """Return whether a `tokenizer.json` takes a text as it is, and the same anywhere in a text as at its beginning: it
+    does not normalize it, and puts no space before it."""
     parts, normalizer = pre_tokenizers(tokenizer), tokenizer.get("normalizer")
     return (
         tokenizer["model"].get("type") == "BPE"

@@ -1,13 +1,11 @@
 """Watch a run once a second, from a thread: update the screen, and the files for `status`.
 
-It never disturbs the run: a write that fails, for example on a full disk, is left out and tried again the
-next time it is due. The report, and the statistics in it, have a thread of their own, because both read
-shards: a bucket, or a disk, that says nothing keeps that thread waiting, but neither the screen nor the
-heartbeat.
+It never disturbs the run: a write that fails, for example on a full disk, is left out and tried again the next time it
+is due. The report, and the statistics in it, have a thread of their own, because both read shards: a bucket, or a disk,
+that says nothing keeps that thread waiting, but neither the screen nor the heartbeat.
 
 A monitor needs workers and files. Before there are any, while the hub or a bucket is asked for its files, a
-StartObserver records the waits: the log and `status` would know nothing of an outage, which may last for an
-hour.
+StartObserver records the waits: the log and `status` would know nothing of an outage, which may last for an hour.
 """
 
 from __future__ import annotations
@@ -94,8 +92,8 @@ class Monitor:
         self.progress.history.end_run(ending)
         self._attempt(lambda: self._write_heartbeat(last, exit_code_of(error)))
         self._attempt(lambda: self.progress.history.save(self.output.folder))
-        # After an error nothing is waited for: it may be that the shards can't be read, and somebody has
-        # pressed Ctrl-C because of that.
+        # After an error nothing is waited for: it may be that the shards can't be read, and somebody has pressed Ctrl-C
+        # because of that.
         if self._report_thread.is_alive():
             self._report_thread.join(_LONGEST_JOIN_AFTER_ERROR_SECONDS if error else _LONGEST_JOIN_SECONDS)
         if error is not None:
@@ -142,8 +140,8 @@ class Monitor:
             self._attempt(self.page.prepare)
 
     def _count_shard(self) -> None:
-        """Add one finished shard to the folder's statistics. One per call, because it takes a while; the last
-        report counts those that are missing."""
+        """Add one finished shard to the folder's statistics. One per call, because it takes a while; the last report
+        counts those that are missing."""
         records, store, form = self.progress.records, self.output.store, self.output.shard_format
         in_order = self.output.split_rule.is_in_order
         if self._statistics is None:
@@ -168,8 +166,8 @@ class Monitor:
         return due
 
     def _attempt(self, write: Callable[[], None]) -> None:
-        """Call `write`. An error in it, be it a full disk or a bug here, must not end the run or the
-        monitoring: it is logged, the same one only once."""
+        """Call `write`. An error in it, be it a full disk or a bug here, must not end the run or the monitoring: it is
+        logged, the same one only once."""
         try:
             write()
         except BaseException as error:
@@ -234,8 +232,8 @@ def _describe_end(error: BaseException | None) -> tuple[State, str, str]:
 
 @dataclass(eq=False)
 class StartObserver(Observer):
-    """Passes everything on, and records waits. A context manager around what is done before the run; nothing
-    is written if it does not wait."""
+    """Passes everything on, and records waits. A context manager around what is done before the run; nothing is written
+    if it does not wait."""
 
     shown: Observer
     folder: Path

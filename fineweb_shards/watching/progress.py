@@ -1,9 +1,9 @@
 """Keep the progress of a run: updated by the run itself, read by the monitor.
 
-As the run's observer it also passes events on to the log, the history and the screen. It estimates how many
-tokens the run will make, and how long it will take: the plan's number of tokens is a guess from a small
-sample of the input, unless `token_count` gives it. While the run reads, the guess is replaced by what was
-measured: the tokens made from the share of the input read.
+As the run's observer it also passes events on to the log, the history and the screen. It estimates how many tokens the
+run will make, and how long it will take: the plan's number of tokens is a guess from a small sample of the input,
+unless `token_count` gives it. While the run reads, the guess is replaced by what was measured: the tokens made from the
+share of the input read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Total:
     def tokens(self, done_tokens: int, read_tokens: int, read_share: float | None) -> int | None:
         """Return the expected number of tokens; None if nothing is known.
 
-        `read_tokens` were made from `read_share` of the input; the rest of `done_tokens` from the file or
-        row group after it, of which only the beginning was read.
+        `read_tokens` were made from `read_share` of the input; the rest of `done_tokens` from the file or row group
+        after it, of which only the beginning was read.
         """
         if self.planned_tokens is None:
             return None

@@ -182,8 +182,8 @@ class Heartbeat:
         return {"format": _HEARTBEAT_FORMAT, **asdict(self)}
 
     def save(self, folder: Path) -> None:
-        """Write it to the output folder; may raise OSError. On a full disk, overwrite the old file in place:
-        that takes no new space, and `status` must be able to show that the disk is full."""
+        """Write it to the output folder; may raise OSError. On a full disk, overwrite the old file in place: that takes
+        no new space, and `status` must be able to show that the disk is full."""
         path = folder / WORK_FOLDER / HEARTBEAT_NAME
         data = json.dumps(self.to_json(), indent=1).encode().ljust(_HEARTBEAT_BYTES)
         try:
@@ -289,8 +289,8 @@ class Mark:
 
 @dataclass(eq=False)
 class History:
-    """Points, marks and records of all runs in a folder. May be used from any thread: a list that somebody
-    has is replaced and never changed."""
+    """Points, marks and records of all runs in a folder. May be used from any thread: a list that somebody has is
+    replaced and never changed."""
 
     points: list[Point] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)

@@ -1,14 +1,14 @@
-"""Show a run while it works: not at all, as lines, as JSON, or as bars in a terminal, one for the whole job
-and below it one for the current shard:
+"""Show a run while it works: not at all, as lines, as JSON, or as bars in a terminal, one for the whole job and below
+it one for the current shard:
 
 total      37%|██████████▍                 | 3.71B of 10B tokens, 16.8M/s, 6 min left
 shard 37   71%|█████████████████████▍      | 2 workers, 731 MB, encoding
 
-While the run waits, the reason is shown in place of the second bar, on as many lines as it needs. The output
-of a notebook's cell can't be redrawn but for its last line: there the first bar is all.
+While the run waits, the reason is shown in place of the second bar, on as many lines as it needs. The output of a
+notebook's cell can't be redrawn but for its last line: there the first bar is all.
 
-Results and errors are printed by `print_result` and `print_error`. The monitor calls `show` once a second,
-from its own thread; `say`, `tell` and `warn` may be called from any.
+Results and errors are printed by `print_result` and `print_error`. The monitor calls `show` once a second, from its own
+thread; `say`, `tell` and `warn` may be called from any.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class JsonScreen(Screen):
 class BarScreen(Screen):
     """Shows a few lines at the bottom of the terminal, which are redrawn in place.
 
-    The cursor rests below them, so that the next output, even that of the shell after a kill, begins on an
-    empty line. Every change is one write, so that no half-drawn state is visible.
+    The cursor rests below them, so that the next output, even that of the shell after a kill, begins on an empty line.
+    Every change is one write, so that no half-drawn state is visible.
     """
 
     _maximum_rows: int | None = None
@@ -160,14 +160,14 @@ class BarScreen(Screen):
                 self._write(wipe)
 
     def wipe_sequence(self) -> str:
-        """Return the control characters that erase the bars. Called by a signal handler, so a thread that is
-        drawing gets only a moment to finish."""
+        """Return the control characters that erase the bars. Called by a signal handler, so a thread that is drawing
+        gets only a moment to finish."""
         self._lock.acquire(timeout=_LONGEST_LOCK_SECONDS)
         return self._wipe()
 
     def _wipe(self) -> str:
-        """Return the control characters that erase the lines shown now. In a terminal that was made narrower,
-        one of them may take several rows."""
+        """Return the control characters that erase the lines shown now. In a terminal that was made narrower, one of
+        them may take several rows."""
         columns = terminal_size(sys.stderr).columns
         rows = sum(max(1, -(-terminal.cells(line) // columns)) for line in self._frame)
         return f"\r\x1b[{rows}A\x1b[J" if rows else ""
@@ -269,8 +269,8 @@ def describe_machine(snapshot: Snapshot) -> str:
 
 
 def _bar_line(name: str, done: int, whole: int | None, texts: Sequence[str], columns: int) -> str:
-    """Return a line with a name, a bar and the first of the texts (the longest come first) that fits; if none
-    fits beside a bar of ten columns, a line without a bar."""
+    """Return a line with a name, a bar and the first of the texts (the longest come first) that fits; if none fits
+    beside a bar of ten columns, a line without a bar."""
     from tqdm.std import Bar  # here, because loading it takes most commands longer than their work
 
     begin = f"{name:<{_NAME_COLUMNS}} "

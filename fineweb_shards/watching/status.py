@@ -1,7 +1,7 @@
 """`status`: show how far a run is, whether it is active, and how to resume it if it is not.
 
-Reads the manifest, the heartbeat and the log, and tries the lock, so it is quick and safe at any time, from
-any terminal. Only the lock shows whether a run is active: a heartbeat may be left from one that was killed.
+Reads the manifest, the heartbeat and the log, and tries the lock, so it is quick and safe at any time, from any
+terminal. Only the lock shows whether a run is active: a heartbeat may be left from one that was killed.
 
 `status --watch` shows it repeatedly until the run ends, and may be started before the run is. In a terminal
 it is refreshed in place every two seconds; in a notebook, a file or a pipe it is a line per minute; with
@@ -59,8 +59,8 @@ class Status:
 
 
 def read_status(store: Store, *, alive: bool | None = None) -> Status:
-    """Read the state of a store, or raise OutputError if no build has begun there; `alive` is whether a run
-    is active there, if the caller knows."""
+    """Read the state of a store, or raise OutputError if no build has begun there; `alive` is whether a run is active
+    there, if the caller knows."""
     status = find_status(store, alive=alive)
     if status is None:
         raise missing_manifest_error(store)
@@ -225,8 +225,8 @@ def _date(seconds: float) -> str:
 
 
 def watch_status(store: Store, *, as_json: bool) -> int:
-    """Show the status until no run is active there; return the exit code of the last state. Where no build
-    has begun yet, wait for one."""
+    """Show the status until no run is active there; return the exit code of the last state. Where no build has begun
+    yet, wait for one."""
     status = find_status(store)
     if status is None:
         if store.folder.is_file():
@@ -278,8 +278,8 @@ def _pause(store: Store) -> None:
 
 
 def fit_screen(status: Status, columns: int, rows: int) -> list[str]:
-    """Return the lines of a status that fit the terminal: all rows, then as many of the newest events as
-    fit. If even the rows don't fit, the last ones are left out."""
+    """Return the lines of a status that fit the terminal: all rows, then as many of the newest events as fit. If even
+    the rows don't fit, the last ones are left out."""
 
     def pieces(line: str) -> list[str]:
         wrapped = wrap(line, columns, hang=continuation_indent(line), break_words=True)

@@ -1,13 +1,13 @@
 """Say where in the output folder tokens belong, name files that are whole, and save the manifest.
 
-The data plane (executors/base.py) writes the tokens. A checkpoint waits until everything before it is
-written, has its segments sealed (read back, hashed, synced) by the data plane, names the files that are
-whole, and records it all in the manifest with one cursor for each part of the input. Several checkpoints may
-be sealed at once; they are named and recorded in order. So after a crash both splits continue from the same
-place in the stream, and what was written after it is cut off.
+The data plane (executors/base.py) writes the tokens. A checkpoint waits until everything before it is written, has its
+segments sealed (read back, hashed, synced) by the data plane, names the files that are whole, and records it all in the
+manifest with one cursor for each part of the input. Several checkpoints may be sealed at once; they are named and
+recorded in order. So after a crash both splits continue from the same place in the stream, and what was written after
+it is cut off.
 
-Ctrl-C may come between any two steps, and what is finished is recorded afterwards. So nothing leaves a queue
-before it is done, and no checkpoint is recorded twice, or without the one before it.
+Ctrl-C may come between any two steps, and what is finished is recorded afterwards. So nothing leaves a queue before it
+is done, and no checkpoint is recorded twice, or without the one before it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from fineweb_shards.types import (
     Tokens,
 )
 
-# How many checkpoints may be sealed at once, beside the one that is being written: hashing one file takes a
-# core for a tenth of a second. More would only mean more to lose in a crash.
+# How many checkpoints may be sealed at once, beside the one that is being written: hashing one file takes a core for a
+# tenth of a second. More would only mean more to lose in a crash.
 _MOST_CHECKPOINTS = 8
 _MOST_RECORDS = len(SPLITS) * (2 + _MOST_CHECKPOINTS)  # of all checkpoints at once
 _LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when a run stops early
@@ -61,8 +61,8 @@ def begin_output(store: Store, manifest: Manifest) -> None:
 
 
 def make_packer(spec: OutputSpec, manifest: Manifest, max_tokens: int | None) -> Packer:
-    """Return the packer of a stream that continues after what `manifest` records, and ends after `max_tokens`
-    in all."""
+    """Return the packer of a stream that continues after what `manifest` records, and ends after `max_tokens` in
+    all."""
     return Packer(
         spec.shard_tokens,
         split_rule=spec.split_rule,
@@ -93,9 +93,9 @@ def shards_at_once(workers: int) -> int:
 class GrowingFile:
     """A file of tokens while it grows, in the work folder; it gets its final name when it is whole.
 
-    Most files are a shard of one segment. A file that grows over several checkpoints has a segment for each,
-    and continues after the last recorded one after a crash. Workers write the tokens; here is which byte
-    comes next. The header contains the number of tokens, so it is written when the file is sealed.
+    Most files are a shard of one segment. A file that grows over several checkpoints has a segment for each, and
+    continues after the last recorded one after a crash. Workers write the tokens; here is which byte comes next. The
+    header contains the number of tokens, so it is written when the file is sealed.
     """
 
     name: str
@@ -203,9 +203,9 @@ class _Checkpoint:
 
 @dataclass(eq=False)
 class Output:
-    """Places blocks in their order. Everything that `manifest` records is durable. `on_record` is called with
-    the new records of each checkpoint, and its place in the stream; `add_totals` adds seconds, memory and the
-    like to a manifest before it is saved."""
+    """Places blocks in their order. Everything that `manifest` records is durable. `on_record` is called with the new
+    records of each checkpoint, and its place in the stream; `add_totals` adds seconds, memory and the like to a
+    manifest before it is saved."""
 
     spec: OutputSpec
     manifest: Manifest
@@ -229,8 +229,8 @@ class Output:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Unless the disk is at fault, record what is finished, however the run ends; then remove files that
-        the manifest does not name."""
+        """Unless the disk is at fault, record what is finished, however the run ends; then remove files that the
+        manifest does not name."""
         if isinstance(error, DiskFullError):  # free the space of files that are not whole, to record others
             written = deque(itertools.takewhile(lambda one: one.done() and not one.exception(), self._writes))
             self._placed, self._writes = self._placed - len(self._writes) + len(written), written
@@ -337,8 +337,8 @@ class Output:
             raise failures[0]
 
     def _begin_checkpoint(self, after: int, whole: set[Split]) -> None:
-        """End the segments of all files, which the first `after` placements have filled; the files of `whole`
-        splits are finished with it."""
+        """End the segments of all files, which the first `after` placements have filled; the files of `whole` splits
+        are finished with it."""
         segments = []
         for split in SPLITS:
             file = self._files.get(split)
@@ -366,8 +366,7 @@ class Output:
             self.advance()
 
     def advance(self) -> None:
-        """Do what can be done without waiting: have segments sealed that are written, record those that are
-        sealed."""
+        """Do what can be done without waiting: have segments sealed that are written, record those that are sealed."""
         while self._writes and self._writes[0].done():
             self._writes[0].result()
             self._writes.popleft()
@@ -399,8 +398,8 @@ class Output:
         return not failures
 
     def _record(self, checkpoints: Sequence[_Checkpoint]) -> None:
-        """Name the files that are whole, and save the manifest with the new segments. All checkpoints that
-        are sealed are recorded together: saving takes a bucket a fifth of a second."""
+        """Name the files that are whole, and save the manifest with the new segments. All checkpoints that are sealed
+        are recorded together: saving takes a bucket a fifth of a second."""
         self.spec.store.check_lock()
         records: list[ShardRecord] = []
         for checkpoint in checkpoints:

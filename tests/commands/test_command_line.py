@@ -29,9 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an input and a finished run."""
     folder = tmp_path_factory.mktemp("finished")
     write_parquet(folder / "a.parquet", DOCUMENTS)
-    done = runs.run_command(
-        "build", "--input", folder / "a.parquet", "--out", folder / "out", "--shard-tokens", "9k"
-    )
+    done = runs.run_command("build", "--input", folder / "a.parquet", "--out", folder / "out", "--shard-tokens", "9k")
     assert done.returncode == 0, done.stderr
     (folder / "stdout").write_text(done.stdout)
     (folder / "stderr").write_text(done.stderr)
@@ -69,9 +67,7 @@ def test_a_finished_run_does_nothing_and_says_so(finished: Path, tries: Tries, w
             )
     assert done.returncode == 0
     assert "Nothing to do" in done.stdout
-    assert before == {
-        path: path.stat().st_mtime_ns for path in (finished / "out").iterdir() if path.is_file()
-    }
+    assert before == {path: path.stat().st_mtime_ns for path in (finished / "out").iterdir() if path.is_file()}
 
 
 @pytest.mark.promise("a changed source or setting is refused by name")

@@ -227,7 +227,4 @@ def test_fewer_workers_than_asked_for_are_told(capsys: pytest.CaptureFixture[str
     assert budget.workers < 5
     many = ["--workers", "1000", "--max-memory", "1GiB"]
     assert main(["plan", "small.txt", "--out", "o", "--shard-tokens", "100", *many]) == 0
-    assert (
-        f"workers    {budget.workers} instead of 1,000: 1.1 GB of memory hold no more"
-        in capsys.readouterr().out
-    )
+    assert f"workers    {budget.workers} instead of 1,000: 1.1 GB of memory hold no more" in capsys.readouterr().out

@@ -1,8 +1,8 @@
 """Builds into a bucket, each in a fork of this process, for a test that kills them at a certain request.
 
-Reads jobs from standard input, one a line: {"out", "input", "settings"}. Answers with the process id of the
-build when it begins, and with its exit code (negative for a signal) and its error when it has ended.
-Files of more than 4 KiB are uploaded in parts, and a lock is that of a dead run after a moment.
+Reads jobs from standard input, one a line: {"out", "input", "settings"}. Answers with the process id of the build when
+it begins, and with its exit code (negative for a signal) and its error when it has ended. Files of more than 4 KiB are
+uploaded in parts, and a lock is that of a dead run after a moment.
 """
 
 from __future__ import annotations

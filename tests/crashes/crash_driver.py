@@ -1,7 +1,7 @@
 """Builds that are killed (SIGKILL) at the n-th file operation that matters, each in a fork of this process.
 
-Reads jobs from standard input, one a line: [n, "before" or "after", input, out, shard tokens]. Answers each
-with [exit code, operations of a run that got to its end].
+Reads jobs from standard input, one a line: [n, "before" or "after", input, out, shard tokens]. Answers each with [exit
+code, operations of a run that got to its end].
 """
 
 from __future__ import annotations

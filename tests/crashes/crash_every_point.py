@@ -2,11 +2,11 @@
 
     python crash_every_point.py < job.json
 
-The job is {"kind", "input", "out", "settings", "resumed", "expected"}: a build of `input` or an export of it,
-and the SHA-256 of every file it must end with; of writes only each `writes`-th counts, and of all operations
-only each `step`-th is tried: with a step of 2 no state between two operations is left out, because what is
-there before one of them was there after the one in front of it. Every try is a fork of this process, so that
-hundreds of them take seconds. Prints the number of tries.
+The job is {"kind", "input", "out", "settings", "resumed", "expected"}: a build of `input` or an export of it, and the
+SHA-256 of every file it must end with; of writes only each `writes`-th counts, and of all operations only each
+`step`-th is tried: with a step of 2 no state between two operations is left out, because what is there before one of
+them was there after the one in front of it. Every try is a fork of this process, so that hundreds of them take seconds.
+Prints the number of tries.
 """
 
 from __future__ import annotations

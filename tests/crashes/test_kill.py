@@ -41,8 +41,8 @@ class Driver:
         self._process = process
 
     def drive(self, number: int, when: str, path: Path, out: Path) -> tuple[int, int]:
-        """A build that ends at its `number`-th file operation: its exit code, and how many operations it had
-        if it got to its end."""
+        """A build that ends at its `number`-th file operation: its exit code, and how many operations it had if it got
+        to its end."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps([number, when, str(path), str(out), 8000]), file=self._process.stdin, flush=True)
@@ -58,9 +58,7 @@ def driver() -> Iterator[Driver]:
 
 
 @pytest.fixture(scope="module")
-def three_shards(
-    tmp_path_factory: pytest.TempPathFactory, driver: Driver
-) -> tuple[Path, dict[str, bytes], int]:
+def three_shards(tmp_path_factory: pytest.TempPathFactory, driver: Driver) -> tuple[Path, dict[str, bytes], int]:
     """An input, its shards, and how many file operations a whole run has."""
     folder = tmp_path_factory.mktemp("shards")
     documents = make_documents(40, seed=31)
@@ -129,9 +127,7 @@ def test_kills_of_the_whole_group_at_random_moments(tmp_path: Path, tries: Tries
         if (out / "manifest.json").exists() and json.loads((out / "manifest.json").read_text())["complete"]:
             subprocess.run(["rm", "-r", str(out)], check=True)  # it got through: start over
             before = {}
-        process = subprocess.Popen(
-            words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        process = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
         pause_until_busy(out, process)
         time.sleep(chooser.uniform(0, 0.4))
         with contextlib.suppress(ProcessLookupError):
@@ -197,9 +193,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
         "build", "--input", path, "--out", out, "--engine", "tiktoken", "--workers", "1",
         "--shard-tokens", "100M", "--on-finish", f"touch {tmp_path / 'begun'}; exec sleep 300",
     )  # fmt: skip
-    process = subprocess.Popen(
-        words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
-    )
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     while not (out / ".fineweb-shards" / "lock").exists():
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)

@@ -126,8 +126,8 @@ def test_a_kill_at_every_request(
     is_ceph: bool,
     tries: Tries,
 ) -> None:
-    """Before the server hears of it and before its answer: creating an upload, each part, completing it,
-    the manifest, the lock, joining and deleting parts. By turns it is resumed here or on another machine."""
+    """Before the server hears of it and before its answer: creating an upload, each part, completing it, the manifest,
+    the lock, joining and deleting parts. By turns it is resumed here or on another machine."""
     door.compares_unquoted = is_ceph
     source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     expected = layout_reference.files(DOCUMENTS, wanted)

@@ -17,11 +17,9 @@ DOCUMENTS = make_documents(40, seed=35)
 
 
 @pytest.mark.promise("a shard is durable before the manifest names it")
-def test_a_shard_is_durable_before_the_ledger_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All its bytes written, then synced, then its name given, then the folder synced; only then does a
-    manifest name it, and that manifest is synced before it gets its own name."""
+def test_a_shard_is_durable_before_the_ledger_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its bytes written, then synced, then its name given, then the folder synced; only then does a manifest name
+    it, and that manifest is synced before it gets its own name."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
     out = tmp_path / "out"
     trace: list[tuple[str, str]] = []

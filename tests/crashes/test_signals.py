@@ -51,8 +51,8 @@ sys.exit(main())
 """
 
 
-# Runs the program as `python -m` (or pip's script, which imports the entry point) does, and sends it SIGINT
-# when a module is about to be imported.
+# Runs the program as `python -m` (or pip's script, which imports the entry point) does, and sends it SIGINT when a
+# module is about to be imported.
 INTERRUPTED_IMPORT = """
 import importlib, runpy, signal, sys
 
@@ -169,9 +169,7 @@ def terminals() -> Iterator[list[Terminal]]:
 
 
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
-def test_a_terminal_that_closes_ends_the_run_cleanly(
-    tmp_path: Path, source: Path, terminals: list[Terminal]
-) -> None:
+def test_a_terminal_that_closes_ends_the_run_cleanly(tmp_path: Path, source: Path, terminals: list[Terminal]) -> None:
     """Exit code 129, a last line in the log, the user's command told, `status` knows; then the same bytes."""
     told = tmp_path / "told"
     tell = f'echo "$FINEWEB_SHARDS_OUTCOME $FINEWEB_SHARDS_EXIT_CODE" > {told}'
@@ -218,9 +216,7 @@ def test_nohup_goes_on(tmp_path: Path, source: Path) -> None:
     """What ignores a closed terminal from its beginning ignores it to its end, and so do its workers."""
     out = tmp_path / "out"
     words = ["/bin/sh", "-c", 'trap "" HUP; exec "$@"', "sh", *runs.command(*build_words(source, out))]
-    process = subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     wait_for(out / "manifest.json", process)
     os.killpg(process.pid, signal.SIGHUP)
     assert process.wait(timeout=600) == 0
@@ -252,9 +248,7 @@ def test_ctrl_c_when_all_is_done_changes_nothing(tmp_path: Path, source: Path, m
 
 
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
-def test_after_ctrl_c_it_says_at_once_that_it_stops(
-    tmp_path: Path, source: Path, terminals: list[Terminal]
-) -> None:
+def test_after_ctrl_c_it_says_at_once_that_it_stops(tmp_path: Path, source: Path, terminals: list[Terminal]) -> None:
     """Before anything is waited for, and in the place of the bars, which are not drawn again."""
     pipe = tmp_path / "a.txt"
     os.mkfifo(pipe)
@@ -291,9 +285,7 @@ def test_ctrl_c_in_the_first_seconds_is_silent(tmp_path: Path, source: Path, ent
 @pytest.mark.full
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 @pytest.mark.parametrize("number", range(1, 7))
-def test_a_signal_during_the_start_of_a_thread_is_an_interruption(
-    tmp_path: Path, source: Path, number: int
-) -> None:
+def test_a_signal_during_the_start_of_a_thread_is_an_interruption(tmp_path: Path, source: Path, number: int) -> None:
     """No library takes it for an error of its own: exit code 130, `status` knows, then the same bytes."""
     out = tmp_path / "out"
     done = subprocess.run(
@@ -366,7 +358,5 @@ except Interrupted as stop:
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_a_signal_where_python_drops_exceptions_is_not_lost() -> None:
     """Ctrl-C in the callback of a weak reference, which is where the memory of a stream is given back."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOST], capture_output=True, text=True, check=True, timeout=25
-    )
+    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, check=True, timeout=25)
     assert (done.stdout, done.stderr) == ("Interrupted. 130\n", "")

@@ -30,9 +30,7 @@ from tests.support.standin_hub import StandInHub
 from tests.support.standin_repository import Repository
 
 WHERE = "score >= 2 and (language != 'de' or good) and score < 4.5"
-TEXTS: list[str | None] = [
-    None if i % 41 == 7 else text for i, text in enumerate(make_documents(300, seed=51))
-]
+TEXTS: list[str | None] = [None if i % 41 == 7 else text for i, text in enumerate(make_documents(300, seed=51))]
 ROWS: list[dict[str, Any]] = [
     {
         "url": f"https://example.org/{i}",
@@ -71,9 +69,7 @@ def table_of(rows: list[dict[str, Any]]) -> bytes:
 
 def lines_of(rows: list[dict[str, Any]]) -> bytes:
     """JSON lines; in every other one a value that is missing has no key."""
-    kept = [
-        {k: v for k, v in row.items() if k == "text" or v is not None or i % 2} for i, row in enumerate(rows)
-    ]
+    kept = [{k: v for k, v in row.items() if k == "text" or v is not None or i % 2} for i, row in enumerate(rows)]
     return "".join(json.dumps(row) + "\n" for row in kept).encode()
 
 
@@ -89,8 +85,8 @@ FORMS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
 @pytest.mark.parametrize("form", [*FORMS, "a.jsonl.zst"])
 @pytest.mark.parametrize("batch_bytes", [1024, 50_000])
 def test_the_same_shards_as_a_plain_loop(tmp_path: Path, form: str, batch_bytes: int) -> None:
-    """Parquet (also a row group in slices of rows) and JSON lines, compressed or not; resumed after every
-    checkpoint with other batches: the same bytes and the same counts."""
+    """Parquet (also a row group in slices of rows) and JSON lines, compressed or not; resumed after every checkpoint
+    with other batches: the same bytes and the same counts."""
     path = tmp_path / form
     if form.endswith("zst"):
         write_zstd(path, lines_of(ROWS))
@@ -116,8 +112,8 @@ def test_the_same_shards_as_a_plain_loop(tmp_path: Path, form: str, batch_bytes:
 
 @pytest.mark.parametrize("delimiter", [",", "\t"])
 def test_records_of_csv(tmp_path: Path, delimiter: str) -> None:
-    """Fields are read as numbers and truths where they are compared with such; an empty one is missing. One
-    that can't be read so is a bad record."""
+    """Fields are read as numbers and truths where they are compared with such; an empty one is missing. One that can't
+    be read so is a bad record."""
     rows = [row for row in ROWS if row["text"] is not None and row["language"] is not None]
     path = tmp_path / ("a.csv" if delimiter == "," else "a.tsv")
     with open(path, "w", newline="") as file:
@@ -145,9 +141,9 @@ def test_records_of_csv(tmp_path: Path, delimiter: str) -> None:
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("val_ratio", [None, Fraction(1, 4)])
 def test_every_layout(tmp_path: Path, layout: str, val_ratio: Fraction | None) -> None:
-    """EOT before or after, shards or one file, both splits, all filters and --max-tokens at once: documents
-    that are kept are numbered as if there were no others, and the limit counts only their tokens. After every
-    checkpoint a resume with other batches ends with the same bytes and counts."""
+    """EOT before or after, shards or one file, both splits, all filters and --max-tokens at once: documents that are
+    kept are numbered as if there were no others, and the limit counts only their tokens. After every checkpoint a
+    resume with other batches ends with the same bytes and counts."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines_of(ROWS))
     whole = sum(len(tokens_of(text)) + 1 for text in keep(ROWS, 20, 900))
@@ -164,9 +160,7 @@ def test_every_layout(tmp_path: Path, layout: str, val_ratio: Fraction | None) -
 
 
 LONG = ["word " * 9000, "一二三四五六七八九十" * 900, "-" * 20_000, "short text", "x y " * 3000]
-LONG_DOCUMENTS = [
-    text for i, short in enumerate(make_documents(60, seed=52)) for text in (LONG[i % 5], short) if text
-]
+LONG_DOCUMENTS = [text for i, short in enumerate(make_documents(60, seed=52)) for text in (LONG[i % 5], short) if text]
 LIMITS = [(0, 5999), (6002, None), (5, 9000), (9001, 10_000_000)]
 
 
@@ -182,8 +176,8 @@ LIMITS = [(0, 5999), (6002, None), (5, 9000), (9001, 10_000_000)]
     ],
 )
 def test_documents_longer_than_batches(tmp_path: Path, form: str, layout: str) -> None:
-    """Lengths are those of whole documents, over any number of batches, with seams between them; a resume in
-    the middle of such a document goes on with it."""
+    """Lengths are those of whole documents, over any number of batches, with seams between them; a resume in the middle
+    of such a document goes on with it."""
     documents = [text for text in LONG_DOCUMENTS if "<|endoftext|>" not in text and text != "\n"][:25]
     path = tmp_path / f"a.{form}"
     if form == "parquet":
@@ -270,16 +264,12 @@ def test_a_kill_at_every_file_operation(tmp_path: Path, form: str) -> None:
 
 @pytest.mark.full
 def test_real_workers(tmp_path: Path) -> None:
-    """Parquet, JSON lines and both limits by the real command; documents in doubt that are larger than all
-    that may be in flight don't stop it."""
+    """Parquet, JSON lines and both limits by the real command; documents in doubt that are larger than all that may be
+    in flight don't stop it."""
     (tmp_path / "a.parquet").write_bytes(table_of(ROWS))
-    (tmp_path / "b.jsonl").write_bytes(
-        lines_of([*ROWS, {"text": "w " * 1_500_000, "score": 3, "good": True}])
-    )
+    (tmp_path / "b.jsonl").write_bytes(lines_of([*ROWS, {"text": "w " * 1_500_000, "score": 3, "good": True}]))
     words = ["--shard-tokens", "40k", "--batch-bytes", "16k", "--where", WHERE, "--min-tokens", "20"]
-    done = runs.run_command(
-        "build", tmp_path, "--out", tmp_path / "out", *words, "--max-document-tokens", "1M"
-    )
+    done = runs.run_command("build", tmp_path, "--out", tmp_path / "out", *words, "--max-document-tokens", "1M")
     assert done.returncode == 0, done.stderr
     expected = keep(ROWS, 20) + keep(ROWS, 20)
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(expected), 40_000)
@@ -301,12 +291,10 @@ def test_real_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "kind", [pytest.param("small columns", marks=pytest.mark.soak), "large columns", "rows"]
-)
+@pytest.mark.parametrize("kind", [pytest.param("small columns", marks=pytest.mark.soak), "large columns", "rows"])
 def test_from_the_hub(tmp_path: Path, kind: str) -> None:
-    """Parquet by ranges, whether the other columns are small or large, and JSON lines by `datasets`: the
-    same shards, and of large columns only those that the condition needs are fetched."""
+    """Parquet by ranges, whether the other columns are small or large, and JSON lines by `datasets`: the same shards,
+    and of large columns only those that the condition needs are fetched."""
     chooser = random.Random(53)
     bits = 8 if kind == "small columns" else 20_000
     rows = [{**row, "url": f"{chooser.getrandbits(bits):x}"} for row in ROWS]

@@ -83,8 +83,8 @@ def _with_batches(source: Parts, batch_bytes: int) -> Parts:
 
 @pytest.mark.full
 def test_real_text(tmp_path: Path) -> None:
-    """Fifty documents of each file of the corpus: three shard sizes, every file as numpy.save writes it; one
-    of them by the real command, the others in this process."""
+    """Fifty documents of each file of the corpus: three shard sizes, every file as numpy.save writes it; one of them by
+    the real command, the others in this process."""
     files = corpus_files(tmp_path, documents=50)
     check_command(runs.run_command, files, tmp_path, SHARD_SIZES[:1])
     check_command(inline.run_command, files, tmp_path, SHARD_SIZES[1:])
@@ -116,8 +116,8 @@ def check_command(run: Command, files: list[Path], scratch: Path, shard_sizes: l
 @pytest.mark.promise("workers, batches, engine and executor change no byte")
 @pytest.mark.parametrize("form", [*FILES, *PACKED_FILES, *PIPES])
 def test_the_same_documents_in_every_form(tmp_path: Path, form: str, soak: bool) -> None:
-    """Parquet, JSON lines, text, CSV, compressed and through a pipe, with the real command (every day, for
-    some of the files, in this process)."""
+    """Parquet, JSON lines, text, CSV, compressed and through a pipe, with the real command (every day, for some of the
+    files, in this process)."""
     documents = [text for text in make_documents(300, seed=22) if text and "<|endoftext|>" not in text]
     text = write_text(tmp_path / "plain", documents).read_bytes()
     lines = write_jsonl(tmp_path / "lines", documents).read_bytes()
@@ -198,9 +198,7 @@ def test_max_tokens_ends_the_stream_exactly_there(tmp_path: Path, limit: int) ->
 @pytest.mark.full
 @pytest.mark.promise("workers, batches, engine and executor change no byte")
 @pytest.mark.parametrize("shard_tokens", SMALL_SHARD_SIZES)
-def test_a_build_with_processes_and_one_without_leave_the_same_folder(
-    tmp_path: Path, shard_tokens: int
-) -> None:
+def test_a_build_with_processes_and_one_without_leave_the_same_folder(tmp_path: Path, shard_tokens: int) -> None:
     """The double used all over these tests stands for the real thing, in every byte and every cursor."""
     path = write_parquet(tmp_path / "a.parquet", make_documents(120, seed=24), 16)
     settings = {"shard_tokens": shard_tokens, "batch_bytes": 4096}

@@ -54,11 +54,9 @@ def expected_files(wanted: Wanted) -> dict[str, bytes]:
 @pytest.mark.full(but=["700-*"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shard_tokens", [700, 10**6])
-def test_a_build_is_the_reference_resumed_or_not(
-    tmp_path: Path, data: Path, layout: str, shard_tokens: int
-) -> None:
-    """A file that --input names as well is for validation only; training begins in a shard of its own; the
-    same from any checkpoint."""
+def test_a_build_is_the_reference_resumed_or_not(tmp_path: Path, data: Path, layout: str, shard_tokens: int) -> None:
+    """A file that --input names as well is for validation only; training begins in a shard of its own; the same from
+    any checkpoint."""
     wanted, out = Wanted(layout, shard_tokens), tmp_path / "out"
     settings = {**wanted.settings(), "val_input": val_input(data)}
     expected = expected_files(wanted)
@@ -121,9 +119,7 @@ def test_max_tokens_counts_both_splits(tmp_path: Path, data: Path, layout: str) 
 
 
 @pytest.mark.parametrize(("source", "target"), [("llm.c", "megatron"), ("nanogpt", "build-nanogpt")])
-def test_an_export_keeps_the_split_or_changes_it(
-    tmp_path: Path, data: Path, source: str, target: str
-) -> None:
+def test_an_export_keeps_the_split_or_changes_it(tmp_path: Path, data: Path, source: str, target: str) -> None:
     """Without a flag the same documents are for validation, again and again; with one, others are."""
     wanted = Wanted(source, 900)
     runs.build_inline(tmp_path / "made", data, **wanted.settings(), val_input=val_input(data))
@@ -211,9 +207,7 @@ def test_what_can_not_be_read_names_the_flag(tmp_path: Path, data: Path) -> None
     (tmp_path / "bad.parquet").write_bytes(b"no parquet")
     with pytest.raises(BadFileError, match=r"bad\.parquet"):
         runs.build_inline(tmp_path / "out", data, val_input=(str(tmp_path / "bad.parquet"),))
-    done = inline.run_command(
-        "build", data, "--val-input", data / "1.jsonl", "--val-ratio", "0.1", "--out", "o"
-    )
+    done = inline.run_command("build", data, "--val-input", data / "1.jsonl", "--val-ratio", "0.1", "--out", "o")
     assert done.returncode == 2
     assert "--val-input and --val-ratio exclude each other" in done.stderr
 

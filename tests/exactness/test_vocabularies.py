@@ -42,9 +42,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tokens_in(folder: Path) -> list[int]:
     """The stream, read with numpy alone."""
-    return [
-        token for path in sorted(folder.glob("*_0*.npy"), key=_number) for token in np.load(path).tolist()
-    ]
+    return [token for path in sorted(folder.glob("*_0*.npy"), key=_number) for token in np.load(path).tolist()]
 
 
 def _number(path: Path) -> str:
@@ -54,8 +52,8 @@ def _number(path: Path) -> str:
 @pytest.mark.full(but=["nanochat"])
 @pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 def test_shards_are_the_references(tokenizer: Tokenizer, source: Path, tmp_path: Path, soak: bool) -> None:
-    """The fastest engine, for some in several processes, killed in between, and the reference: the same
-    tokens, document by document, as wide as the vocabulary needs."""
+    """The fastest engine, for some in several processes, killed in between, and the reference: the same tokens,
+    document by document, as wide as the vocabulary needs."""
     words = ["build", source, *tokenizer.flags, "--shard-tokens", SHARD_TOKENS, "--batch-bytes", "8192"]
     run = runs.run_command if soak or tokenizer.name in WITH_WORKERS else inline.run_command
     done = run(*words, "--workers", "3" if soak else "2", "--out", tmp_path / "fast")
@@ -103,9 +101,7 @@ def test_hostile_strings_and_special_tokens_are_ordinary_text(tokenizer: Tokeniz
 @pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 def test_tokens_have_their_bytes(tokenizer: Tokenizer, source: Path, tmp_path: Path) -> None:
     """Where nothing normalizes a text, its tokens spell it; `inspect` shows it from the folder alone."""
-    done = inline.run_command(
-        "build", source, *tokenizer.flags, "--out", tmp_path / "out", "--shard-tokens", "100M"
-    )
+    done = inline.run_command("build", source, *tokenizer.flags, "--out", tmp_path / "out", "--shard-tokens", "100M")
     assert done.returncode == 0, done.stderr
     manifest = load_manifest(tmp_path / "out")
     assert manifest is not None
@@ -225,14 +221,10 @@ def test_a_plan_names_the_tokenizer_and_does_not_believe_token_count(tmp_path: P
 def with_added(folder: Path, *tokens: dict[str, object], normalizer: object = None) -> Path:
     """GPT-2's vocabulary as a `tokenizer.json`, with added tokens."""
     no = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    text = ranks_to_json(
-        vocabularies.gpt2_ranks(), load_gpt2_merges(vocabularies.gpt2_ranks()), PATTERNS["gpt2"], []
-    )
+    text = ranks_to_json(vocabularies.gpt2_ranks(), load_gpt2_merges(vocabularies.gpt2_ranks()), PATTERNS["gpt2"], [])
     added = [{**no, "id": 50256, "content": "<|endoftext|>", "special": True}, *({**no, **t} for t in tokens)]
     path = folder / "tokenizer.json"
-    path.write_text(
-        json.dumps(json.loads(text) | {"added_tokens": added, "normalizer": normalizer, "decoder": None})
-    )
+    path.write_text(json.dumps(json.loads(text) | {"added_tokens": added, "normalizer": normalizer, "decoder": None}))
     return path
 
 

@@ -1,8 +1,8 @@
 """Faults where a worker writes tokens or seals files. Importable by worker processes.
 
-The environment names a folder of faults. Each is a file, named after the point at which it happens, the
-number of the passage there (counted over all workers, from 0), and what happens: `write-half@3=kill`. A fault
-that has happened is gone, unless it is `lasting`.
+The environment names a folder of faults. Each is a file, named after the point at which it happens, the number of the
+passage there (counted over all workers, from 0), and what happens: `write-half@3=kill`. A fault that has happened is
+gone, unless it is `lasting`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from fineweb_shards.executors.scheduled_executor import (
 
 
 def drive(prefetch: AdaptivePrefetch, speed_of: list[float], needed_speed: float = 1e12) -> list[int]:
-    """Let batches of two workers finish for a simulated minute, fetched at the speed that their number gives;
-    workers wait while that is less than they need."""
+    """Let batches of two workers finish for a simulated minute, fetched at the speed that their number gives; workers
+    wait while that is less than they need."""
     now, seen = 0.0, []
     for _ in range(60 * 8):
         now += 1 / 8

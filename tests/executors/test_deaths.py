@@ -49,8 +49,8 @@ def by_value(folder: Path) -> tuple[Parts, list[str]]:
 
 
 def batches_of(source: Parts, executor: LocalExecutor, victims: list[int]) -> Iterator[Batch]:
-    """The last one not before somebody was killed and the end of it was noticed: on a busy machine the others
-    might be through with everything until then."""
+    """The last one not before somebody was killed and the end of it was noticed: on a busy machine the others might be
+    through with everything until then."""
     *batches, last = source.batches(runs.START)
     yield from batches
     while not victims or victims[0] in [worker.pid for worker in executor._workers]:

@@ -61,9 +61,7 @@ def test_a_file_task_that_ends_all_workers_ends_the_run(death: Death, most: int)
         list(tasks.give_out("b"))
         tasks.remove_worker("b")
     list(tasks.give_out("a"))
-    with pytest.raises(
-        WorkerError, match=f"Workers die while they seal a file: the last one {death.description}"
-    ):
+    with pytest.raises(WorkerError, match=f"Workers die while they seal a file: the last one {death.description}"):
         tasks.remove_worker("a", death)
 
 
@@ -119,9 +117,7 @@ class Simulation:
         max_size=100,
     ),
 )
-def test_whatever_becomes_of_workers_every_file_task_is_done(
-    workers: int, actions: list[tuple[str, int]]
-) -> None:
+def test_whatever_becomes_of_workers_every_file_task_is_done(workers: int, actions: list[tuple[str, int]]) -> None:
     """Killed or sent away at any moment: each file task has its own answer, once, and then nobody has any."""
     simulation = Simulation()
     for action, number in actions:

@@ -41,9 +41,7 @@ def source(tmp_path: Path) -> Parts:
     return runs.job_of(tmp_path / "out", path, batch_bytes=1024).source
 
 
-def executor_of(
-    source: Parts, workers: int, window: int = WINDOW, observer: Observer | None = None
-) -> LocalExecutor:
+def executor_of(source: Parts, workers: int, window: int = WINDOW, observer: Observer | None = None) -> LocalExecutor:
     return LocalExecutor(runs.spec_of(source), workers, window, MemoryGuard(2**40), observer=observer)
 
 
@@ -167,9 +165,7 @@ def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Parts
     blocks = []
     with executor_of(deadly, 2) as executor:
         stream = collecting.encode(executor, deadly.batches(runs.START))
-        with pytest.raises(
-            WorkerError, match=r"a\.parquet: 6 workers died while they read the batch at position 20"
-        ):
+        with pytest.raises(WorkerError, match=r"a\.parquet: 6 workers died while they read the batch at position 20"):
             blocks.extend(stream)
     assert tokens_of(blocks) == reference.stream(DOCUMENTS[:200]).tolist()
 
@@ -256,9 +252,7 @@ def test_a_shortage_of_memory_pauses_the_run_and_takes_workers_away(
 
 @pytest.mark.full
 @pytest.mark.promise("short memory pauses the run")
-def test_a_worker_beyond_its_share_is_renewed_between_batches(
-    source: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_beyond_its_share_is_renewed_between_batches(source: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is done twice for it, and the stream is the same."""
     monkeypatch.setattr(guard, "LOOK_EVERY_SECONDS", 0.02)
     sizes: dict[int, int] = {}

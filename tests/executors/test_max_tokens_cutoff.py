@@ -28,8 +28,8 @@ def test_a_guess_before_anything_is_measured() -> None:
 
 
 def test_what_was_measured_counts() -> None:
-    """If a condition leaves one token of 100 bytes, there are 100 bytes under way for each that is missing,
-    and a margin; if nothing was left so far, as much as there may be."""
+    """If a condition leaves one token of 100 bytes, there are 100 bytes under way for each that is missing, and a
+    margin; if nothing was left so far, as much as there may be."""
     missing = Missing(1000)
     goal = MaxTokensCutoff(missing)
     assert not goal.is_met_by(10**9, 50_000)

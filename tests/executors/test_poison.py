@@ -61,9 +61,7 @@ def hunt(folder: Path, monkeypatch: pytest.MonkeyPatch, kills: int) -> Path:
 
 
 def stream_of(blocks: list[EncodedBlock]) -> list[int]:
-    return np.concatenate(
-        [block.tokens for block in stitch(blocks, partial(make_mender, GPT2), runs.START)]
-    ).tolist()  # type: ignore[no-any-return]
+    return np.concatenate([block.tokens for block in stitch(blocks, partial(make_mender, GPT2), runs.START)]).tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.full
@@ -100,9 +98,7 @@ def test_a_build_of_nothing_but_poison_says_what_happened(tmp_path: Path) -> Non
     path = write_jsonl(tmp_path / "a.jsonl", [poison.RAISING])
     words = ["build", "--input", path, "--out", tmp_path / "out", "--workers", "1", "--shard-tokens", "100M"]
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, DRIVER, *map(str, words)], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([sys.executable, DRIVER, *map(str, words)], capture_output=True, text=True, check=False)
         assert done.returncode == 11, done.stderr
         assert "No other document was in the input, so there is no shard." in done.stdout
         assert "The input holds no document" not in done.stdout
@@ -111,9 +107,7 @@ def test_a_build_of_nothing_but_poison_says_what_happened(tmp_path: Path) -> Non
 
 @pytest.mark.full
 @pytest.mark.promise("a worker's death never hangs the run", "poison is isolated, quarantined and counted")
-def test_kills_from_outside_never_cost_a_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool
-) -> None:
+def test_kills_from_outside_never_cost_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool) -> None:
     """However often they come over the same document: in the end it is there."""
     if not soak:
         monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
@@ -169,9 +163,7 @@ def test_the_kernels_kills_for_want_of_memory_count_only_alone(
 
 @pytest.mark.full
 @pytest.mark.promise("poison is isolated, quarantined and counted")
-def test_several_poisons_and_copies_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool
-) -> None:
+def test_several_poisons_and_copies_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool) -> None:
     """Each is found; a copy shares its fate; everything between them is there."""
     if not soak:
         monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
@@ -187,9 +179,7 @@ def test_several_poisons_and_copies_of_one(
 @pytest.mark.full
 @pytest.mark.promise("poison is isolated, quarantined and counted")
 @pytest.mark.parametrize("filler", ["Plain words and more of them. " * 10_000, "没有空格的文字" * 15_000])
-def test_a_poisoned_piece_of_a_long_document(
-    tmp_path: Path, filler: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_poisoned_piece_of_a_long_document(tmp_path: Path, filler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the piece is missing: the document keeps its one EOT, and those around it are whole."""
     monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
     long = filler + poison.DEADLY + filler
@@ -253,11 +243,9 @@ def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None
 
 
 @pytest.mark.full
-def test_poison_among_small_files_is_found_in_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Files that are read together are tried one by one; what is quarantined is named by its file, and what
-    an engine only raises on costs no worker."""
+def test_poison_among_small_files_is_found_in_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are read together are tried one by one; what is quarantined is named by its file, and what an engine
+    only raises on costs no worker."""
     monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
     documents = with_poison(poison.DEADLY, poison.RAISING)
     for number, text in enumerate(documents):

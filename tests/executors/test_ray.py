@@ -135,11 +135,9 @@ def finished(out: Path) -> int:
 
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
-def test_every_layout_is_the_reference(
-    tmp_path: Path, driver: RayDriver, cluster: RayCluster, soak: bool
-) -> None:
-    """Every file, with either kind of split, equals a plain loop's: with 1, 2 and 3 nodes. Every third layout
-    is enough for every day: what differs between them is the same for every executor."""
+def test_every_layout_is_the_reference(tmp_path: Path, driver: RayDriver, cluster: RayCluster, soak: bool) -> None:
+    """Every file, with either kind of split, equals a plain loop's: with 1, 2 and 3 nodes. Every third layout is enough
+    for every day: what differs between them is the same for every executor."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
     for number, wanted in enumerate(WANTED if soak else WANTED[::3]):
         if number in (1, 3):
@@ -155,11 +153,9 @@ def test_every_layout_is_the_reference(
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 @pytest.mark.parametrize("form", ["text", "gzip", pytest.param("jsonl", marks=pytest.mark.soak)])
-def test_other_inputs_are_the_reference(
-    tmp_path: Path, driver: RayDriver, cluster: RayCluster, form: str
-) -> None:
-    """JSON lines and text by ranges, with documents that have no safe place to cut; and a stream, whose bytes
-    go to the nodes."""
+def test_other_inputs_are_the_reference(tmp_path: Path, driver: RayDriver, cluster: RayCluster, form: str) -> None:
+    """JSON lines and text by ranges, with documents that have no safe place to cut; and a stream, whose bytes go to the
+    nodes."""
     wanted = Wanted("plain", 3000, val_documents=7)
     path = tmp_path / "a.txt"
     if form == "jsonl":
@@ -176,11 +172,9 @@ def test_other_inputs_are_the_reference(
 
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
-def test_another_tokenizer_is_its_own_reference(
-    tmp_path: Path, driver: RayDriver, cluster: RayCluster
-) -> None:
-    """Its files are brought to the nodes, which don't see the folder where the driver keeps them; nothing
-    stays there."""
+def test_another_tokenizer_is_its_own_reference(tmp_path: Path, driver: RayDriver, cluster: RayCluster) -> None:
+    """Its files are brought to the nodes, which don't see the folder where the driver keeps them; nothing stays
+    there."""
     tokenizer = vocabularies.MAKERS[0](tmp_path)
     path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     out = tmp_path / "out"
@@ -273,11 +267,9 @@ def test_a_driver_that_is_killed_is_run_again(
 
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
-def test_poison_is_narrowed_down_to_its_document(
-    tmp_path: Path, cluster: RayCluster, kills_left: Path
-) -> None:
-    """A document that crashes its processes is left out and counted; one whose processes are killed from
-    outside is not."""
+def test_poison_is_narrowed_down_to_its_document(tmp_path: Path, cluster: RayCluster, kills_left: Path) -> None:
+    """A document that crashes its processes is left out and counted; one whose processes are killed from outside is
+    not."""
     documents = [text for text in make_documents(60, seed=51) if text]
     documents[17:17] = [poison.DEADLY]
     documents[30:30] = [poison.KILLED]
@@ -310,10 +302,10 @@ def test_a_cluster_of_its_own_goes_with_the_run(
     within: Measure,
     soak: bool,
 ) -> None:
-    """A run that starts Ray on this machine leaves no process behind, whether it is stopped or killed, and no
-    file in the home folder: a token there would switch authentication on in the next `ray start --head`. It
-    stops with the command to resume, and that gives the same bytes. Two agents of Ray's own need a minute to
-    notice that they were left alone."""
+    """A run that starts Ray on this machine leaves no process behind, whether it is stopped or killed, and no file in
+    the home folder: a token there would switch authentication on in the next `ray start --head`. It stops with the
+    command to resume, and that gives the same bytes. Two agents of Ray's own need a minute to notice that they were
+    left alone."""
     out, home = tmp_path / "out", tmp_path / "home"
     home.mkdir()
     words = runs.command(*build_many(many, out), "--executor", "ray", "--ray-address", "local")
@@ -343,8 +335,8 @@ def test_a_cluster_of_its_own_goes_with_the_run(
 
 
 def test_a_node_without_the_package_is_named(tmp_path: Path, cluster: RayCluster, many: Path) -> None:
-    """Rerunning the same command would not help, so the exit code is that of a mistake; the message has the
-    node's name and address, and what to install."""
+    """Rerunning the same command would not help, so the exit code is that of a mistake; the message has the node's name
+    and address, and what to install."""
     (tmp_path / "fineweb_shards.py").write_text("raise ModuleNotFoundError('No module named fineweb_shards')")
     cluster.add_node(env_vars={"PYTHONPATH": str(tmp_path)})
     # Ray has nodes look for modules where the driver was started, too: so that is another folder.
@@ -359,9 +351,9 @@ def test_a_node_without_the_package_is_named(tmp_path: Path, cluster: RayCluster
 
 @pytest.mark.parametrize("home", ["head", "nobody"])
 def test_a_cluster_that_wants_a_token_is_named(tmp_path: Path, many: Path, home: str) -> None:
-    """A cluster with Ray's token authentication refuses a run that does not send its token: the message says
-    so, with the variable to set, at once and before anything is written. With the token it works, and
-    without any it is refused as well."""
+    """A cluster with Ray's token authentication refuses a run that does not send its token: the message says so, with
+    the variable to set, at once and before anything is written. With the token it works, and without any it is refused
+    as well."""
     out, token = tmp_path / "out", tmp_path / "head" / ".ray" / "auth_token"
     token.parent.mkdir(parents=True)
     token.write_text("7" * 64)
@@ -411,11 +403,9 @@ def cluster_with_token(token: Path) -> Iterator[str]:
 
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
-def test_shards_in_a_bucket(
-    cluster: RayCluster, bucket_environment: str, bucket_url: str, tmp_path: Path
-) -> None:
-    """They are made on the disk of a node and uploaded from there, also those of which a file grows; nothing
-    is left on the disk."""
+def test_shards_in_a_bucket(cluster: RayCluster, bucket_environment: str, bucket_url: str, tmp_path: Path) -> None:
+    """They are made on the disk of a node and uploaded from there, also those of which a file grows; nothing is left on
+    the disk."""
     source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     with contextlib.closing(RayDriver(cluster.address)) as driver:
         for wanted in (Wanted("build-nanogpt", 2000), Wanted("megatron", 1500, val_ratio=Fraction(3, 10))):

@@ -83,8 +83,8 @@ def test_a_node_that_does_not_see_the_input_says_so(tmp_path: Path, monkeypatch:
 
 
 def test_nodes_get_addresses_and_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that this run uses: of the kinds of store that its input and its output are in, and of the hub
-    if the input is there. No folder of the driver's, nothing else, and nothing that is set on the node."""
+    """Those that this run uses: of the kinds of store that its input and its output are in, and of the hub if the input
+    is there. No folder of the driver's, nothing else, and nothing that is set on the node."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one"])
     local = runs.job_of(tmp_path / "out", path).source
     part = local.only
@@ -132,8 +132,8 @@ def test_what_is_set_on_a_node_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.full
 def test_the_files_of_a_vocabulary_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node has them while an engine loads them, in a folder of its own, and nothing afterwards; nor, for
-    long, what a process left there that was killed while it loaded."""
+    """A node has them while an engine loads them, in a folder of its own, and nothing afterwards; nor, for long, what a
+    process left there that was killed while it loaded."""
     node = tmp_path / "node"
     monkeypatch.setattr("tempfile.tempdir", str(node))
     left, loading = node / "fineweb-shards-tokenizer-1", node / "fineweb-shards-tokenizer-2"
@@ -192,9 +192,7 @@ def test_a_process_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert got == made * 4
 
 
-def test_what_is_tried_one_by_one_is_not_fetched_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_tried_one_by_one_is_not_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process reads it: here it would stay in memory."""
     monkeypatch.setattr(worker, "node_name", lambda: "node")
     process = process_on(tmp_path)
@@ -210,11 +208,9 @@ def test_what_is_tried_one_by_one_is_not_fetched_ahead(
 
 
 @pytest.mark.full
-def test_a_document_that_crashes_its_process_is_announced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The task sees how the process died, and the driver on which document; what it encodes comes with its
-    tokens, which the task holds like all others."""
+def test_a_document_that_crashes_its_process_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task sees how the process died, and the driver on which document; what it encodes comes with its tokens,
+    which the task holds like all others."""
     monkeypatch.setattr(worker, "load_ray", lambda: SimpleNamespace(get=lambda reference: None))
     path = write_jsonl(tmp_path / "a.jsonl", ["one", poison.DEADLY, "two"])
     healthy = write_jsonl(tmp_path / "b.jsonl", ["one", "two"])
@@ -247,8 +243,8 @@ def test_bytes_of_a_stream_go_by_value() -> None:
 
 
 def test_a_scratch_file_is_new_and_goes(tmp_path: Path) -> None:
-    """What an earlier run has left on a node is never a part of a shard; in the end the file is gone, however
-    it ends, and whoever else removes it."""
+    """What an earlier run has left on a node is never a part of a shard; in the end the file is gone, however it ends,
+    and whoever else removes it."""
     path = tmp_path / "not there yet" / "a.tmp"
     with worker._scratch_file(str(path), RUN) as own:
         own.write_bytes(b"something")
@@ -274,12 +270,10 @@ def process_on(folder: Path) -> worker.RunProcess:
 
 
 def test_two_attempts_to_seal_a_file_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first may still be running, because only its line broke, when the second begins and ends on the
-    same node: both see their own tokens, and nothing is left."""
+    """The first may still be running, because only its line broke, when the second begins and ends on the same node:
+    both see their own tokens, and nothing is left."""
     exceptions = SimpleNamespace(ObjectLostError=ZeroDivisionError)
-    monkeypatch.setattr(
-        worker, "load_ray", lambda: SimpleNamespace(get=lambda one: one, exceptions=exceptions)
-    )
+    monkeypatch.setattr(worker, "load_ray", lambda: SimpleNamespace(get=lambda one: one, exceptions=exceptions))
     process = process_on(tmp_path)
     path = tmp_path / "work" / "shard.npy.0.tmp"
     tokens = np.array([5, 6, 7], np.uint16)
@@ -306,8 +300,8 @@ def test_two_attempts_to_seal_a_file_share_no_file(tmp_path: Path, monkeypatch: 
 
 
 def test_a_killed_run_leaves_no_scratch_file_for_long(tmp_path: Path) -> None:
-    """A node's process removes those of earlier runs, and nothing else; so does the next run on the driver's
-    machine, however new they are."""
+    """A node's process removes those of earlier runs, and nothing else; so does the next run on the driver's machine,
+    however new they are."""
     work = tmp_path / WORK_FOLDER
     work.mkdir()
     left = []

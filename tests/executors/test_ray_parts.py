@@ -35,8 +35,8 @@ def placement(path: str, offset: int) -> Placement:
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_a_file_gets_what_belongs_before_its_end() -> None:
-    """What belongs behind the end of a segment waits for the next one, and a block that is in two files is
-    kept until both are written."""
+    """What belongs behind the end of a segment waits for the next one, and a block that is in two files is kept until
+    both are written."""
     unwritten, attempt = Unwritten(), Attempt(1)
     for block in range(3):
         unwritten.receive((0, block), attempt, block, 100)
@@ -60,8 +60,8 @@ def test_a_file_gets_what_belongs_before_its_end() -> None:
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_lost_tokens_are_waited_for() -> None:
-    """A block that was placed waits for another attempt; one that was not is received as a new one. It may be
-    placed while its tokens are lost."""
+    """A block that was placed waits for another attempt; one that was not is received as a new one. It may be placed
+    while its tokens are lost."""
     unwritten, lost, again = Unwritten(), Attempt(1), Attempt(2)
     for block in range(2):
         unwritten.receive((0, block), lost, block, 100)
@@ -80,8 +80,8 @@ def test_lost_tokens_are_waited_for() -> None:
 
 
 def test_a_file_task_that_died_goes_to_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its node may be gone without Ray knowing it: no other task is started there while there is another
-    node, and one line on the screen says so for all that the node took along."""
+    """Its node may be gone without Ray knowing it: no other task is started there while there is another node, and one
+    line on the screen says so for all that the node took along."""
     monkeypatch.setattr(file_tasks, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(file_tasks, "explain_failure", lambda error: LOST)
     exceptions = SimpleNamespace(RayError=ZeroDivisionError)
@@ -189,15 +189,13 @@ def slow_ray(failures: int, ended: list[str]) -> SimpleNamespace:
         def kill_all_processes(self, **how: bool) -> None:
             ended.append(f"attempt {failures}")
 
-    return SimpleNamespace(
-        is_initialized=lambda: False, init=lambda **settings: Node(), shutdown=lambda: None
-    )
+    return SimpleNamespace(is_initialized=lambda: False, init=lambda **settings: Node(), shutdown=lambda: None)
 
 
 @pytest.mark.full
 def test_ray_that_starts_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A start that fails is said and tried again, and leaves no process and no folder; after the third one
-    comes a sentence with what to do, and no traceback."""
+    """A start that fails is said and tried again, and leaves no process and no folder; after the third one comes a
+    sentence with what to do, and no traceback."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     ended: list[str] = []
     for failures in (2, 3):

@@ -181,8 +181,8 @@ def kept_of(block: EncodedBlock) -> HeldTokens:
 
 
 def test_blocks_that_are_held_back_do_not_stop_the_stream() -> None:
-    """If all blocks were output and one has no place yet, the next batch may begin though the window is full:
-    it may be what is waited for. A block that is only not written yet is waited for."""
+    """If all blocks were output and one has no place yet, the next batch may begin though the window is full: it may be
+    what is waited for. A block that is only not written yet is waited for."""
     schedule = schedule_of(1, window=5)
     schedule.give_next("a")
     schedule.receive_block("a", 0, kept(0))
@@ -218,8 +218,8 @@ def test_a_batch_is_in_flight_until_it_is_written() -> None:
 
 @pytest.mark.promise("a worker's death with unwritten tokens costs only time")
 def test_what_was_written_is_not_written_again() -> None:
-    """A worker that dies between two placements of a block: the next one writes the second only, because the
-    file of the first may have its name by now."""
+    """A worker that dies between two placements of a block: the next one writes the second only, because the file of
+    the first may have its name by now."""
     schedule = schedule_of(1)
     schedule.give_next("a")
     for number in range(3):
@@ -639,9 +639,7 @@ class Simulation:
             placement = order.placements[0]
             assert placement.path not in self.noted, "its file may have its name by now"
             self.disk[placement.path] = [
-                token
-                for begin, end in placement.ranges
-                for token in man.tokens[order.batch, order.block][begin:end]
+                token for begin, end in placement.ranges for token in man.tokens[order.batch, order.block][begin:end]
             ]
             man.writes[0] = replace(order, placements=order.placements[1:])
             man.unheard.append((order.batch, order.block, placement.path))
@@ -710,8 +708,7 @@ class Simulation:
         for worker, man in self.running.items():
             assert self.schedule.has_work(worker) >= bool(man.batches)
             needed = not man.is_idle or any(
-                self.schedule._unfinished[batch][1] == worker
-                and block in self.schedule._unfinished[batch][0].held
+                self.schedule._unfinished[batch][1] == worker and block in self.schedule._unfinished[batch][0].held
                 for batch, block in man.tokens
                 if batch in self.schedule._unfinished
             )
@@ -778,11 +775,9 @@ def make_texts(contents: list[tuple[int, tuple[tuple[int, ...], ...]]], of_first
     ]
 
 
-def play(
-    simulation: Simulation, actions: list[tuple[str | Death, int]], *, abandon: int | None = None
-) -> None:
-    """Do what is asked for, to whichever workers there are, then let everybody finish in peace; `abandon` the
-    stream after so many actions. A batch that can't be read again may end the run."""
+def play(simulation: Simulation, actions: list[tuple[str | Death, int]], *, abandon: int | None = None) -> None:
+    """Do what is asked for, to whichever workers there are, then let everybody finish in peace; `abandon` the stream
+    after so many actions. A batch that can't be read again may end the run."""
     kills = 0
     try:
         for number, (action, worker) in enumerate(actions):
@@ -824,8 +819,8 @@ def play_one(simulation: Simulation, action: str | Death, number: int) -> None:
 
 
 def check(simulation: Simulation) -> set[tuple[int, int]]:
-    """Each block once, in order; what is missing was told, and is missing from there on. Returns what was
-    lost, by file and document."""
+    """Each block once, in order; what is missing was told, and is missing from there on. Returns what was lost, by file
+    and document."""
     blocks = iter(simulation.out)
     lost: set[tuple[int, int]] = set()
     told = {(one.file, int(one.sha256)) for block, _ in simulation.out for one in block.quarantined}
@@ -875,9 +870,9 @@ def test_whatever_becomes_of_workers_blocks_come_once_and_in_order(
     actions: list[tuple[str | Death, int]],
     abandon: int | None,
 ) -> None:
-    """They die, are killed, run out of memory or are sent away at any moment: it never hangs, no batch begins
-    beyond the window, every document is there or was told, no copy of a lost one comes behind it, and every
-    token is written where it belongs, and not again once that is known."""
+    """They die, are killed, run out of memory or are sent away at any moment: it never hangs, no batch begins beyond
+    the window, every document is there or was told, no copy of a lost one comes behind it, and every token is written
+    where it belongs, and not again once that is known."""
     texts = make_texts(contents, of_first_file)
     simulation = Simulation(texts, workers, window, queued, deadly, deadly_for_first)
     play(simulation, actions, abandon=abandon)
@@ -890,9 +885,7 @@ def test_whatever_becomes_of_workers_blocks_come_once_and_in_order(
     window=st.integers(1, 120),
     deadly=st.frozensets(DOCUMENTS, max_size=3),
     deadly_for_first=st.frozensets(DOCUMENTS, max_size=3),
-    actions=ACTIONS.map(
-        lambda actions: [(a, n) for a, n in actions if not isinstance(a, Death) or a is KILL]
-    ),
+    actions=ACTIONS.map(lambda actions: [(a, n) for a, n in actions if not isinstance(a, Death) or a is KILL]),
 )
 def test_only_deadly_documents_are_lost(
     contents: list[tuple[int, tuple[tuple[int, ...], ...]]],

@@ -33,9 +33,9 @@ DOCUMENTS = make_documents(400, seed=11)
 EXPECTED = reference.stream(DOCUMENTS).tolist()
 
 # Every place where the package starts threads, each with a test below or, for the monitor, in
-# tests/watching/test_monitor.py, for what is read ahead in tests/storage/test_read_ahead.py, for a bucket's
-# lock in tests/store/test_bucket_lock.py, for waits before a run in tests/watching/test_status.py. Of a
-# worker's actions, `write_blocks` and `finish_files` are in test_unwritten.py.
+# tests/watching/test_monitor.py, for what is read ahead in tests/storage/test_read_ahead.py, for a bucket's lock in
+# tests/store/test_bucket_lock.py, for waits before a run in tests/watching/test_status.py. Of a worker's actions,
+# `write_blocks` and `finish_files` are in test_unwritten.py.
 INVENTORY = {
     "api_process.py": 1,  # its end is told, however it ends
     "executors/local/pool.py": 1,
@@ -97,17 +97,13 @@ def test_a_prefetch_that_fails_costs_nothing(source: Parts) -> None:
 @pytest.mark.full(but=["exit"])
 @pytest.mark.promise("a worker's death never hangs the run")
 @pytest.mark.parametrize("fault", ["exit", "order"])
-def test_a_receiver_that_fails_ends_its_worker(
-    source: Parts, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_receiver_that_fails_ends_its_worker(source: Parts, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never a worker that is alive and deaf: it ends, and after some tries the run does, with the place."""
     monkeypatch.setattr(task, "MAXIMUM_DEATHS", 1)
     if fault == "exit":
         source = faulty.with_format(source, faulty.ExitingPrefetch)
     batches = source.batches(runs.START)
-    with pytest.raises(
-        WorkerError, match=r"a\.parquet: 2 workers died while they read the batch at position 0"
-    ):
+    with pytest.raises(WorkerError, match=r"a\.parquet: 2 workers died while they read the batch at position 0"):
         encode(source, faulty.mined(batches) if fault == "order" else batches)
 
 
@@ -136,9 +132,7 @@ def test_a_listing_that_fails_ends_the_run(source: Parts, error: BaseException) 
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_listing_that_ends_without_a_word_ends_the_run(
-    source: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_that_ends_without_a_word_ends_the_run(source: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if the thread can't say that it has failed."""
 
     def refuse(self: object) -> None:

@@ -77,8 +77,8 @@ def check(out: Path, wanted: Wanted) -> None:
 
 
 def check_unfinished(out: Path, wanted: Wanted, *, killed: bool = False) -> int:
-    """Nothing with a final name is torn, and all that the manifest names is there; how much that is. Only a
-    run that was killed may have a file that the manifest does not name."""
+    """Nothing with a final name is torn, and all that the manifest names is there; how much that is. Only a run that
+    was killed may have a file that the manifest does not name."""
     expected = reference.digests(layout_reference.files(DOCUMENTS, wanted))
     found = reference.digests(runs.outputs_in(out))
     assert found.items() <= expected.items()
@@ -106,8 +106,8 @@ def deaths_in(out: Path) -> int:
 def test_a_worker_killed_between_encoding_and_the_answer(
     tmp_path: Path, path: Path, number: int, tries: Tries, soak: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With unwritten tokens, while it writes, between the parts of a block, while it seals: the same SHA-256
-    of every file."""
+    """With unwritten tokens, while it writes, between the parts of a block, while it seals: the same SHA-256 of every
+    file."""
     chooser = random.Random(number)
     some = [hostile.POINTS[(2 * number + i) % len(hostile.POINTS)] for i in (0, 1)]
     points = hostile.POINTS if soak else some
@@ -189,9 +189,7 @@ def test_a_disk_that_fails_while_a_file_is_sealed(
 
 
 @pytest.mark.full(but=["encoded"])
-@pytest.mark.promise(
-    "a worker's death never hangs the run", "a worker's death with unwritten tokens costs only time"
-)
+@pytest.mark.promise("a worker's death never hangs the run", "a worker's death with unwritten tokens costs only time")
 @pytest.mark.parametrize("point", ["encoded", "seal"])
 def test_a_bug_in_a_thread_ends_the_run(
     tmp_path: Path, path: Path, point: str, monkeypatch: pytest.MonkeyPatch
@@ -207,9 +205,7 @@ def test_a_bug_in_a_thread_ends_the_run(
 
 
 @pytest.mark.full
-@pytest.mark.promise(
-    "a worker's death never hangs the run", "a worker's death with unwritten tokens costs only time"
-)
+@pytest.mark.promise("a worker's death never hangs the run", "a worker's death with unwritten tokens costs only time")
 @pytest.mark.parametrize("point", ["encoded", "seal"])
 def test_a_thread_that_fails_for_good_ends_the_run(
     tmp_path: Path, path: Path, point: str, monkeypatch: pytest.MonkeyPatch
@@ -240,9 +236,7 @@ def command(path: Path, out: Path) -> list[str]:
 @pytest.mark.promise(
     "kill -9 loses only the unfinished shard", "a worker's death with unwritten tokens costs only time"
 )
-def test_a_kill_of_everything_between_the_last_write_and_the_name(
-    tmp_path: Path, path: Path, tries: Tries
-) -> None:
+def test_a_kill_of_everything_between_the_last_write_and_the_name(tmp_path: Path, path: Path, tries: Tries) -> None:
     """Parent and workers at once, while a worker seals a file: a resume has the same bytes."""
     for attempt in tries(1, 20):
         point = ("seal", "hashed", "synced")[attempt % 3]
@@ -263,9 +257,7 @@ def test_a_kill_of_everything_between_the_last_write_and_the_name(
 
 @pytest.mark.full
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
-def test_ctrl_c_with_several_shards_in_flight(
-    tmp_path: Path, path: Path, tries: Tries, within: Measure
-) -> None:
+def test_ctrl_c_with_several_shards_in_flight(tmp_path: Path, path: Path, tries: Tries, within: Measure) -> None:
     """Files that are written but not sealed yet: what is finished is recorded, and the run ends soon."""
     for attempt in tries(1, 10):
         faults = hostile.plan(tmp_path / f"faults {attempt}", "seal@1=lasting-wait")

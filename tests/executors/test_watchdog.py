@@ -57,9 +57,7 @@ VERY_LONG = int(ENDLESS_SECONDS)
         pytest.param([None] * (VERY_LONG + 9), None, "on one piece", id="no /proc, and silence"),
     ],
 )
-def test_who_is_stuck(
-    lives: list[tuple[str, float] | None], messages: list[int] | None, fault: str | None
-) -> None:
+def test_who_is_stuck(lives: list[tuple[str, float] | None], messages: list[int] | None, fault: str | None) -> None:
     """Silence without work is a fault, and work without end; waiting for a disk or a core is not."""
     found = watch(lives, messages)
     assert found is None if fault is None else found is not None and fault in found
@@ -153,8 +151,6 @@ def test_a_reader_that_sleeps_for_ever_ends_the_run(
     spec = runs.spec_of(source)
     with (
         LocalExecutor(spec, 1, 10**8, MemoryGuard(2**40)) as executor,
-        pytest.raises(
-            WorkerError, match=r"a\.parquet: 2 workers died while they read the batch .* did nothing"
-        ),
+        pytest.raises(WorkerError, match=r"a\.parquet: 2 workers died while they read the batch .* did nothing"),
     ):
         list(collecting.encode(executor, source.batches(runs.START)))

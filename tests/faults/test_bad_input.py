@@ -35,8 +35,8 @@ def malformed(chooser: random.Random) -> bytes:
 
 @pytest.mark.promise("bad text can't stop a run")
 def test_malformed_texts_are_encoded_all_the_same(tmp_path: Path, tries: Tries) -> None:
-    """Invalid UTF-8 as U+FFFD, half characters as tiktoken does it, nulls left out and counted, and a
-    literal <|endoftext|> never as 50256: in parquet and JSON lines alike."""
+    """Invalid UTF-8 as U+FFFD, half characters as tiktoken does it, nulls left out and counted, and a literal
+    <|endoftext|> never as 50256: in parquet and JSON lines alike."""
     chooser = random.Random(19)
     data = [malformed(chooser) for _ in tries(120, 1000)]
     nulls = sorted(chooser.sample(range(len(data)), len(data) // 20))
@@ -76,8 +76,8 @@ def damaged(chooser: random.Random, good: bytes) -> bytes:
 @pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".jsonl.gz", ".txt.gz"])
 def test_damaged_files_are_named_or_left_out(tmp_path: Path, ending: str, tries: Tries) -> None:
-    """Whatever has happened to one of three files: `stop` names it (or the damage made another readable
-    file of it), `skip` completes, and the others are there in full."""
+    """Whatever has happened to one of three files: `stop` names it (or the damage made another readable file of it),
+    `skip` completes, and the others are there in full."""
     documents = [text for text in make_documents(60, seed=72) if text and "<|" not in text]
     good = content(tmp_path, ending, documents)
     first, last = documents[:5], documents[-5:]

@@ -70,9 +70,7 @@ def faults() -> list[tuple[str, Fault]]:
     for turn in range(len(steps)):
         for number, kind in enumerate(KINDS):
             name, step = steps[(turn + number) % len(steps)]
-            pairs.append(
-                (name, dataclasses.replace(kind, method=step.method, path=step.path, skip=step.skip))
-            )
+            pairs.append((name, dataclasses.replace(kind, method=step.method, path=step.path, skip=step.skip)))
     return pairs
 
 

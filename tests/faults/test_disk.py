@@ -145,8 +145,6 @@ def test_what_the_disk_cannot_hold_is_not_started(tmp_path: Path, monkeypatch: p
     plan = make_plan(runs.job_of(tmp_path / "out", path), trial_seconds=0)
     assert plan.extent.tokens is not None
     missing = show_bytes(2 * plan.extent.tokens - 1000)
-    with pytest.raises(
-        DiskFullError, match=rf"\(an estimate\), 1\.0 kB are free: about {missing} are missing"
-    ):
+    with pytest.raises(DiskFullError, match=rf"\(an estimate\), 1\.0 kB are free: about {missing} are missing"):
         check_disk(plan)
     check_disk(replace(plan, done_tokens=plan.extent.tokens or 0))

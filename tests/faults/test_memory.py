@@ -29,9 +29,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is only 
 @pytest.mark.full(but=["words0-300000000"])
 @pytest.mark.parametrize("limit", [300 * 10**6, 600 * 10**6])
 @pytest.mark.parametrize("words", [("build", "--out", "out"), ("plan",)])
-def test_too_little_address_space_has_its_sentence(
-    tmp_path: Path, limit: int, words: tuple[str, ...]
-) -> None:
+def test_too_little_address_space_has_its_sentence(tmp_path: Path, limit: int, words: tuple[str, ...]) -> None:
     """As a shell's `ulimit -v` leaves it: exit code 2 and what to do, before a library aborts."""
     (tmp_path / "a.txt").write_text("a document\n")
     done = subprocess.run(
@@ -98,9 +96,7 @@ def run_limited(words: list[str], procs: Path) -> tuple[int, str, int]:
     ],
     ids=["a line of 100 MB", "100 MB in lines", "a line of 1 GB", "a text of 15 GB"],
 )
-def test_a_giant_text_inside_a_hard_limit(
-    disk_path: Path, megabytes: int, ending: bytes, more: list[str]
-) -> None:
+def test_a_giant_text_inside_a_hard_limit(disk_path: Path, megabytes: int, ending: bytes, more: list[str]) -> None:
     """No worker is killed by the kernel, and all processes together stay inside --max-memory."""
     path = write_giant(disk_path / "giant.txt", megabytes * 10**6, ending)
     words = runs.command(

@@ -1,7 +1,7 @@
 """Something else in the place of every file that a command opens: a link, a pipe, a folder, a hard link.
 
-Which files those are is not written down here: a first run of each command is listened to (audit events), so
-that a file with a new name is in the test by itself.
+Which files those are is not written down here: a first run of each command is listened to (audit events), so that a
+file with a new name is in the test by itself.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def copy(source: Path, target: Path) -> Path:
 
 
 def opened_by(scene: Scene, root: Path) -> list[str]:
-    """The names of all files and folders below its folder that a command opens, makes or renames: one for
-    each event, in their order."""
+    """The names of all files and folders below its folder that a command opens, makes or renames: one for each event,
+    in their order."""
     found: list[str] = []
 
     def note(path: str) -> None:
@@ -229,8 +229,8 @@ def links_in(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_symlink()}
 
 
-# What may become of a link to a file of the right content; everywhere else it is refused. A shard of an
-# earlier run, and whatever is only read, may be a link: the hub's cache is made of links.
+# What may become of a link to a file of the right content; everywhere else it is refused. A shard of an earlier run,
+# and whatever is only read, may be a link: the hub's cache is made of links.
 READ = {
     "resume": {"edufineweb_val_#.npy"},
     "resume of one file": {"val.bin"},
@@ -244,8 +244,8 @@ READ = {
 def test_nothing_is_written_through_what_was_planted(
     scenes: dict[str, Scene], tmp_path: Path, kind: str, soak: bool
 ) -> None:
-    """Whatever has the name of a file that a command opens: what it leads to stays as it is, nothing appears
-    elsewhere, nobody waits for a pipe, no shard ends as a link, and a refusal names the file and a step."""
+    """Whatever has the name of a file that a command opens: what it leads to stays as it is, nothing appears elsewhere,
+    nobody waits for a pipe, no shard ends as a link, and a refusal names the file and a step."""
     for command, scene in scenes.items():
         names = one_of_each(opened_by(scene, copy(scene.template, tmp_path / command)))
         assert len(names) >= 3, "nothing was heard of what the command opens"
@@ -272,8 +272,8 @@ def test_nothing_is_written_through_what_was_planted(
 def test_nothing_is_written_through_what_appears_meanwhile(
     scenes: dict[str, Scene], tmp_path: Path, command: str, soak: bool
 ) -> None:
-    """A link that takes a file's place in the moment before it is opened, whatever its name is, is not
-    followed: somebody who can write to the folder needs no luck for that."""
+    """A link that takes a file's place in the moment before it is opened, whatever its name is, is not followed:
+    somebody who can write to the folder needs no luck for that."""
     scene = scenes[command]
     events = opened_by(scene, copy(scene.template, tmp_path / "listened to"))
     for target in one_of_each(events):
@@ -310,8 +310,8 @@ def test_nothing_is_written_through_what_appears_meanwhile(
 @pytest.mark.full
 @pytest.mark.promise("nothing from data is executed or followed")
 def test_the_scratch_folder_of_a_bucket(bucket_url: str, tmp_path: Path, soak: bool) -> None:
-    """What is made for a bucket, and the small files that are copied into it: the same rules, and nothing
-    that a link leads to is uploaded."""
+    """What is made for a bucket, and the small files that are copied into it: the same rules, and nothing that a link
+    leads to is uploaded."""
     out = f"{bucket_url}/out"
     template = tmp_path / "template"
     (template / "scratch").mkdir(parents=True)
@@ -328,9 +328,7 @@ def test_the_scratch_folder_of_a_bucket(bucket_url: str, tmp_path: Path, soak: b
             copy(template, root)
             if plant(root / "scratch" / name, kind, elsewhere):
                 print(f"bucket\t{kind_of(name)}\t{kind}\t{outcome_of(scene, root, name, elsewhere)}")
-                sent = [
-                    bucket.read_range(one.name, 0, one.size_bytes) for one in bucket.list() if one.size_bytes
-                ]
+                sent = [bucket.read_range(one.name, 0, one.size_bytes) for one in bucket.list() if one.size_bytes]
                 assert b"precious" not in sent, name
             shutil.rmtree(root)
 
@@ -344,9 +342,7 @@ def test_the_cache_of_a_loader(bucket_url: str, scenes: dict[str, Scene], tmp_pa
     upload_folder(finished, f"{bucket_url}/out")
 
     def read(folder: Path) -> list[list[list[int]]]:
-        loader = ShardLoader(
-            f"{bucket_url}/out", batch_size=2, seq_len=64, framework="numpy", cache_dir=folder
-        )
+        loader = ShardLoader(f"{bucket_url}/out", batch_size=2, seq_len=64, framework="numpy", cache_dir=folder)
         return [x.tolist() for x, _ in loader.epoch_batches(0)]
 
     opened: set[str] = set()

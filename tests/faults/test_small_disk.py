@@ -60,9 +60,7 @@ EXPECTED = reference.shard_files(reference.stream(DOCUMENTS), SHARD_TOKENS)
 def test_it_stops_resumably_and_goes_on_when_there_is_space(small_disk: Path, stream: Path) -> None:
     """Exit code 5 and a sentence; finished shards are kept; with space the same command completes."""
     with open(stream, "rb") as file:
-        done = subprocess.run(
-            words_for(small_disk, "0"), stdin=file, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(words_for(small_disk, "0"), stdin=file, capture_output=True, text=True, check=False)
     assert done.returncode == 5, done.stderr
     assert "no space left on the disk" in done.stderr
     assert "Traceback" not in done.stderr

@@ -52,8 +52,8 @@ def read_all(source: Source, start: Cursor = runs.START[0]) -> tuple[list[str], 
 
 
 def parse_plainly(data: bytes, columns: int, text: int) -> tuple[list[str], list[int]]:
-    """What must be found in the records behind the header, byte by byte: the documents, and the offsets of
-    bad records."""
+    """What must be found in the records behind the header, byte by byte: the documents, and the offsets of bad
+    records."""
     documents: list[str] = []
     bad: list[int] = []
     start = place = 0
@@ -119,8 +119,8 @@ def test_a_resume_from_every_shard(tmp_path: Path, name: str) -> None:
 
 
 def test_what_csv_allows(tmp_path: Path) -> None:
-    """A byte order mark, empty lines, CRLF and LF, doubled quotes, empty fields, NUL, invalid UTF-8, no line
-    end at the end; and `NA` is a text."""
+    """A byte order mark, empty lines, CRLF and LF, doubled quotes, empty fields, NUL, invalid UTF-8, no line end at the
+    end; and `NA` is a text."""
     path = tmp_path / "a.csv"
     path.write_bytes(
         b'\xef\xbb\xbf\r\n"id",text\r\n1,one\n\n2,"t""wo"""\r\n\r\n3,"a\r\nb,c\rd"\n4,\n5,""\n6,NA\n'
@@ -210,8 +210,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 @example(b'a,"b\n', 5, 1, "")
 def test_any_bytes(scratch: Path, data: bytes, batch_bytes: int, block_bytes: int, packing: str) -> None:
-    """Whatever stands in the records, and however they are cut: the documents and the bad records that a loop
-    over single bytes finds, and the same from every position that was given out."""
+    """Whatever stands in the records, and however they are cut: the documents and the bad records that a loop over
+    single bytes finds, and the same from every position that was given out."""
     header = b"id,text\n"
     path = scratch / f"any.csv{packing}"
     (write_gzip if packing else Path.write_bytes)(path, header + data)
@@ -262,8 +262,8 @@ def test_what_pythons_writer_writes(
 def test_a_record_that_is_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str, closed: bool, batch_bytes: int
 ) -> None:
-    """Is named by the byte where it begins, and left out with `skip`: to its end, or to the end of the file
-    if its quote is never closed."""
+    """Is named by the byte where it begins, and left out with `skip`: to its end, or to the end of the file if its
+    quote is never closed."""
     monkeypatch.setattr(delimited, "BLOCK_BYTES", 64)
     monkeypatch.setattr(delimited, "MAX_RECORD_BYTES", 3000)
     data = b'id,text\n1,one\n2,"' + b"line\n" * 2000 + b'",\n'[: 3 * closed] + b"3,two\n4,three"
@@ -315,9 +315,7 @@ def test_ids_for_messages(tmp_path: Path) -> None:
         ("commas.tsv", ",", "Commas separate its columns: --format csv"),
     ],
 )
-def test_columns_that_something_else_separates_are_told(
-    tmp_path: Path, name: str, delimiter: str, told: str
-) -> None:
+def test_columns_that_something_else_separates_are_told(tmp_path: Path, name: str, delimiter: str, told: str) -> None:
     """By the character between them, with the way to read the file."""
     path = tmp_path / name
     path.write_text(delimiter.join(["id", "text", "x"]) + "\n" + delimiter.join(["1", "some words", "2"]))

@@ -1,7 +1,7 @@
 """What a damaged input leaves behind is a function of the input alone, never of the size of a batch.
 
-What must be left is written here a second time, in plain Python: unpack what can be unpacked, split it,
-and drop the last piece, of which nobody knows how it goes on.
+What must be left is written here a second time, in plain Python: unpack what can be unpacked, split it, and drop the
+last piece, of which nobody knows how it goes on.
 """
 
 from __future__ import annotations
@@ -263,9 +263,7 @@ def test_a_long_line_is_skipped_in_little_memory(tmp_path: Path, monkeypatch: py
     """A compressed line of any length: no more of it is kept than the limit allows."""
     monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 2**20)
     kept: list[int] = []
-    monkeypatch.setattr(
-        StreamView, "forget", _watched(StreamView.forget, lambda view: kept.append(len(view._kept)))
-    )
+    monkeypatch.setattr(StreamView, "forget", _watched(StreamView.forget, lambda view: kept.append(len(view._kept))))
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "' + b"x" * (40 * 2**20) + b'"}\n{"text": "one"}', 1))
     source = runs.job_of(tmp_path / "out", path, on_bad_file="skip", batch_bytes=1024).source
@@ -336,9 +334,7 @@ def test_damage_among_small_files_costs_and_names_one_of_them(tmp_path: Path, da
     line = json.dumps({"text": texts[17]}).encode()
     bad.write_bytes({"gone": line, "binary": b"\0\1\2" * 99, "broken line": line + b"\n{broken"}[damage])
     settings = {"shard_tokens": 50, "batch_bytes": 10**6}
-    jobs = [
-        runs.job_of(tmp_path / "out", tmp_path, on_bad_file=what, **settings) for what in ("stop", "skip")
-    ]
+    jobs = [runs.job_of(tmp_path / "out", tmp_path, on_bad_file=what, **settings) for what in ("stop", "skip")]
     kept = texts[: 18 if damage == "broken line" else 17]
     if damage == "gone":
         bad.unlink()

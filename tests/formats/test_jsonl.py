@@ -41,9 +41,7 @@ def test_batches_end_behind_multiples_of_their_size(tmp_path: Path, name: str, b
     assert ends[:-1] == [lines.index(b"\n", 1024 * i - before) + 1 for i in range(1, len(ends))]
     for number in range(0, len(ends), 7):
         assert [batch.end for batch in source.batches((Cursor(0, ends[number]),))] == ends[number + 1 :]
-        begun = [
-            batch.end for batch in source.batches((Cursor(0, lines.index(b"\n", ends[number] + 99) + 1),))
-        ]
+        begun = [batch.end for batch in source.batches((Cursor(0, lines.index(b"\n", ends[number] + 99) + 1),))]
         assert begun == ends[number + 1 :]
 
 

@@ -94,9 +94,7 @@ def test_a_large_row_group_of_small_pages_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_values_that_are_repeated_are_decoded_a_few_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_that_are_repeated_are_decoded_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dictionary has a long text once, however many rows it is in; each of them is decoded."""
     monkeypatch.setattr(parquet_file, "_REPEATED_BYTES", MIB)
     sizes: list[int] = []

@@ -64,9 +64,7 @@ def test_resume_from_every_shard(tmp_path: Path, rows: int) -> None:
         assert again.totals == first.totals
 
 
-@pytest.mark.parametrize(
-    "kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.string_view()]
-)
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.string_view()])
 def test_every_kind_of_text_column(tmp_path: Path, kind: pa.DataType) -> None:
     """string, large_string, binary and views are all text."""
     texts = [text.encode() for text in DOCUMENTS]
@@ -113,8 +111,8 @@ def wrapped(kind: str, texts: list[str | None]) -> pa.Array:
     ],
 )
 def test_every_wrapping_of_text_is_taken_off(kind: str) -> None:
-    """Views, dictionaries, runs and extension types, inside each other and with nulls: not all of them can
-    be written with every pyarrow, but all can be read one day."""
+    """Views, dictionaries, runs and extension types, inside each other and with nulls: not all of them can be written
+    with every pyarrow, but all can be read one day."""
     texts = ["one", None, "", "a text that is too long for a view to hold", "one", None]
     column = wrapped(kind, texts)
     assert rows.is_text(column.type)
@@ -127,9 +125,7 @@ def test_every_wrapping_of_text_is_taken_off(kind: str) -> None:
         assert chunk.counts.skipped_documents == part.null_count or pa.types.is_run_end_encoded(column.type)
 
 
-@pytest.mark.parametrize(
-    "kind", ["string_view", "binary_view", "json of string_view", "dictionary of large_string"]
-)
+@pytest.mark.parametrize("kind", ["string_view", "binary_view", "json of string_view", "dictionary of large_string"])
 def test_nulls_in_every_kind_of_column(tmp_path: Path, kind: str) -> None:
     """A null is skipped and counted, whatever the type."""
     texts = ["one", None, "two", ""]
@@ -192,9 +188,7 @@ def test_an_empty_text_is_a_document_and_null_is_not(tmp_path: Path) -> None:
     assert manifest.totals["skipped_documents"] == 1
 
 
-@pytest.mark.parametrize(
-    "long", ["prose with words " * 900, "的一是不了" * 2500, "q" * 12_000, "\n" * 12_000]
-)
+@pytest.mark.parametrize("long", ["prose with words " * 900, "的一是不了" * 2500, "q" * 12_000, "\n" * 12_000])
 def test_a_huge_cell_is_encoded_in_pieces(tmp_path: Path, long: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell longer than a chunk comes in several blocks, with exactly its tokens."""
     monkeypatch.setattr(rows, "_LONG_CELL_BYTES", 70_000 // 16)
@@ -266,9 +260,7 @@ def test_stripes_of_several_files_in_one_worker(tmp_path: Path) -> None:
 
 def test_rows_are_decoded_a_little_at_a_time(tmp_path: Path) -> None:
     """However long the rows are: a segment is chosen by their average length."""
-    path = write_parquet(
-        tmp_path / "a.parquet", ["long " * 100_000] * 20, 20, compression="zstd", use_dictionary=False
-    )
+    path = write_parquet(tmp_path / "a.parquet", ["long " * 100_000] * 20, 20, compression="zstd", use_dictionary=False)
     column = pq.read_metadata(path).row_group(0).column(0)
     assert parquet._slice_rows(20, column.total_uncompressed_size) == 1
 
@@ -338,11 +330,9 @@ TRUE_COUNTS = [len(reference.encode(text)) for text in DOCUMENTS[:20]]
     ],
     ids=lambda value: str(getattr(value, "type", value)),
 )
-def test_token_counts_of_any_type(
-    tmp_path: Path, token_counts: pa.Array, wrong: int | None, exact: bool
-) -> None:
-    """Whole numbers of any width are compared; anything else is told once and left alone. A plan trusts
-    only what can be a number of tokens."""
+def test_token_counts_of_any_type(tmp_path: Path, token_counts: pa.Array, wrong: int | None, exact: bool) -> None:
+    """Whole numbers of any width are compared; anything else is told once and left alone. A plan trusts only what can
+    be a number of tokens."""
     path = write_fineweb(tmp_path / "a.parquet", token_counts, row_group_size=6)
     job = runs.job_of(tmp_path / "out", path, batch_bytes=1024)
     problems = [p for b in job.source.batches(runs.START) for c in job.source.chunks(b) for p in c.problems]
@@ -410,8 +400,8 @@ def test_what_skip_leaves_depends_on_the_file_alone(tmp_path: Path, encoding: st
 
 
 def test_a_lack_of_memory_costs_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no damage, although pyarrow has one base for all its errors: the worker ends, and another one
-    tries again."""
+    """It is no damage, although pyarrow has one base for all its errors: the worker ends, and another one tries
+    again."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS[:20])
 
     def fail(column: pa.Array) -> pa.Array:
@@ -448,8 +438,8 @@ def test_a_damaged_footer_is_told_or_harmless(tmp_path: Path, kind: str, tries: 
         pq.write_table(pa.table({"text": column, "a": [{"b": "x"}] * 20}), path, row_group_size=7)
     good = path.read_bytes()
     told: list[str] = []
-    # Not more: one in 2,500 (numbers 1511 and 4115 of "string") ends the process inside pyarrow 26, whose
-    # way to a column's metadata does not catch its own exception about a histogram's size.
+    # Not more: one in 2,500 (numbers 1511 and 4115 of "string") ends the process inside pyarrow 26, whose way to a
+    # column's metadata does not catch its own exception about a histogram's size.
     for number in tries(75, 1500):
         path.write_bytes(mangled_footer(random.Random(f"{kind} {number}"), good))
         job = runs.job_of(tmp_path / "out", path, batch_bytes=1024)

@@ -60,11 +60,9 @@ def test_a_pipe_is_asked_about(tmp_path: Path, verb: str) -> None:
 
 
 @pytest.mark.parametrize(("separator", "documents"), [("line", LINES), ("none", ["\n".join(LINES) + "\n"])])
-def test_what_the_plan_shows_is_what_the_build_makes(
-    tmp_path: Path, separator: str, documents: list[str]
-) -> None:
-    """The number of documents and the first ones, for either answer to the question; a document that is
-    longer than many batches is one."""
+def test_what_the_plan_shows_is_what_the_build_makes(tmp_path: Path, separator: str, documents: list[str]) -> None:
+    """The number of documents and the first ones, for either answer to the question; a document that is longer than
+    many batches is one."""
     path = write_lines(tmp_path / "train.txt")
     flags = ["--separator", separator, "--batch-bytes", "16KiB", "--shard-tokens", "20k"]
     done = inline.run_command("plan", path, "--out", tmp_path / "out", *flags)
@@ -72,9 +70,7 @@ def test_what_the_plan_shows_is_what_the_build_makes(
     assert [text.partition(" ")[2][:20] for text in shown] == [text[:20] for text in documents[:3]]
     count = next(line for line in done.stdout.splitlines() if line.startswith("documents"))
     assert count == f"documents  about {'4k' if separator == 'line' else 1}"
-    manifest = runs.build_inline(
-        tmp_path / "out", path, separator=separator, batch_bytes=2**14, shard_tokens=20_000
-    )
+    manifest = runs.build_inline(tmp_path / "out", path, separator=separator, batch_bytes=2**14, shard_tokens=20_000)
     assert manifest.documents == len(documents)
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(documents), 20_000)
 
@@ -124,8 +120,7 @@ def test_what_is_asked_about(tmp_path: Path, text: str) -> None:
 
 
 def test_notes_in_a_folder_are_no_question(tmp_path: Path) -> None:
-    """A small file without blank lines among others is a document, which is said; a large one is asked
-    about."""
+    """A small file without blank lines among others is a document, which is said; a large one is asked about."""
     notes = tmp_path / "notes"
     notes.mkdir()
     (notes / "a.md").write_text("# Title\n\nA paragraph.\n")
@@ -161,9 +156,7 @@ def begun_by_an_earlier_version(out: Path, path: Path, separator: str) -> None:
         ("some words\n\nand a token, `<|endoftext|>`, in a sentence\n\n" * 400, "<|endoftext|>"),
     ],
 )
-def test_a_folder_of_an_earlier_version_keeps_its_separator(
-    tmp_path: Path, text: str, separator: str
-) -> None:
+def test_a_folder_of_an_earlier_version_keeps_its_separator(tmp_path: Path, text: str, separator: str) -> None:
     """What the first MiB held, else blank lines: a resume must not change the stream in the middle."""
     path, out = tmp_path / "a.txt", tmp_path / "out"
     path.write_text(text)

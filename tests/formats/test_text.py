@@ -41,9 +41,7 @@ def tokens_of(path: Path, out: Path, **settings: object) -> np.ndarray:
 
 @pytest.mark.parametrize("separator", SEPARATORS)
 @pytest.mark.parametrize("batch_bytes", [1024, 3000])
-def test_documents_are_what_stands_between_separators(
-    tmp_path: Path, separator: str, batch_bytes: int
-) -> None:
+def test_documents_are_what_stands_between_separators(tmp_path: Path, separator: str, batch_bytes: int) -> None:
     """Over thousands of bytes of adjoining, overlapping and missing separators."""
     pieces = [
         "one two",
@@ -97,10 +95,7 @@ def test_auto_finds_the_separator(tmp_path: Path) -> None:
     late = tmp_path / "late.txt"
     late.write_bytes(b"a\n\n" + b"b " * 2**19 + b"\n\nc<|endoftext|>d")
     assert tokens_of(marked, tmp_path / "1").tolist() == reference.stream(documents).tolist()
-    assert (
-        tokens_of(plain, tmp_path / "2").tolist()
-        == reference.stream(["one", "two", "three", "four"]).tolist()
-    )
+    assert tokens_of(plain, tmp_path / "2").tolist() == reference.stream(["one", "two", "three", "four"]).tolist()
     expected = reference.stream(["a\n\n" + "b " * 2**19 + "\n\nc", "d"])
     assert tokens_of(late, tmp_path / "3").tolist() == expected.tolist()
 
@@ -116,9 +111,7 @@ def test_byte_order_mark_and_crlf(tmp_path: Path) -> None:
         one = tokens_of(unix, tmp_path / f"u{separator}", separator=separator)
         other = tokens_of(windows, tmp_path / f"w{separator}", separator=separator)
         assert one.tolist() == other.tolist()
-        assert (
-            one.tolist() == reference.stream(split_plainly(text, separator.replace("auto", "blank"))).tolist()
-        )
+        assert one.tolist() == reference.stream(split_plainly(text, separator.replace("auto", "blank"))).tolist()
 
 
 def test_utf16_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -155,8 +148,8 @@ def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
     ],
 )
 def test_one_document_longer_than_many_batches_and_shards(tmp_path: Path, text: str) -> None:
-    """Cut at safe places and at seams, over shards shorter than the document; and resumed from every
-    shard, with another batch size, the rest is the same."""
+    """Cut at safe places and at seams, over shards shorter than the document; and resumed from every shard, with
+    another batch size, the rest is the same."""
     path = tmp_path / "long.txt"
     path.write_bytes(text.encode())
     whole = reference.stream([text])

@@ -84,8 +84,7 @@ def test_a_text_with_some_bad_bytes_is_a_text(data: bytes) -> None:
     "data", [b"a \0b", b"Some words, \0and a line.\n" * 3, "天 \0地".encode(), b" \0" * 10 + b"text " * 40]
 )
 def test_utf8_with_a_nul_is_no_utf16(data: bytes) -> None:
-    """Up to a quarter of the bytes may be control characters: pairs of them are no reason to take it for
-    UTF-16."""
+    """Up to a quarter of the bytes may be control characters: pairs of them are no reason to take it for UTF-16."""
     check_is_text(InputFile(0, "a.txt", "a.txt", "text", None, len(data), 0, ""), data)
 
 
@@ -102,9 +101,7 @@ def test_utf8_with_a_nul_is_no_utf16(data: bytes) -> None:
     ],
 )
 @pytest.mark.parametrize("verb", ["plan", "build"])
-def test_latin_1_is_told_before_the_build(
-    tmp_path: Path, verb: str, name: str, data: bytes, encoding: str
-) -> None:
+def test_latin_1_is_told_before_the_build(tmp_path: Path, verb: str, name: str, data: bytes, encoding: str) -> None:
     """With the line that converts it, which can be pasted."""
     (tmp_path / name).write_bytes(data)
     words = [verb, name, "--separator", "none", "--val-tokens", "1", "--out", "out"]

@@ -118,10 +118,7 @@ def test_every_kind_of_list(tmp_path: Path, item: pa.DataType, outer: str) -> No
 def test_lists_of_a_fixed_size(tmp_path: Path) -> None:
     """Packed rows of one length, nulls among them: an EOT inside a row separates two documents."""
     chooser = random.Random(3)
-    rows = [
-        [chooser.choice([EOT, 5, 6, 7]) for _ in range(4)] if chooser.random() < 0.8 else None
-        for _ in "x" * 99
-    ]
+    rows = [[chooser.choice([EOT, 5, 6, 7]) for _ in range(4)] if chooser.random() < 0.8 else None for _ in "x" * 99]
     path = write_rows(tmp_path / "a.parquet", rows, pa.list_(pa.int64(), 4), group=30)
     tokens, counts = runs.encode_inline(path, tokens_column="tokens", batch_bytes=1024)
     assert (tokens, counts.skipped_documents) == (stream_of(rows), rows.count(None))
@@ -261,9 +258,7 @@ def test_a_bad_row_that_is_filtered_out_is_not_read(tmp_path: Path) -> None:
     assert runs.encode_inline(path, tokens_column="tokens", where="score = 1")[0] == [EOT, 1, EOT, 2]
 
 
-@pytest.mark.parametrize(
-    "value", ['"1 2"', "7", "[1, 2.0]", "[1, true]", "[[1]]", '{"a": 1}', "[1e3]", f"[{10**400}]"]
-)
+@pytest.mark.parametrize("value", ['"1 2"', "7", "[1, 2.0]", "[1, true]", "[[1]]", '{"a": 1}', "[1e3]", f"[{10**400}]"])
 def test_json_values_that_are_no_lists_of_ids(tmp_path: Path, value: str) -> None:
     """Each is a bad line, with its place."""
     (tmp_path / "a.jsonl").write_text(f'{{"tokens": [1]}}\n{{"tokens": {value}}}\n')
@@ -281,9 +276,7 @@ def test_json_values_that_are_no_lists_of_ids(tmp_path: Path, value: str) -> Non
         ("tokens", [[[1]]], "holds list<.*list<.*>>, not lists of whole"),
     ],
 )
-def test_columns_that_hold_no_lists_of_ids(
-    tmp_path: Path, column: str, values: list[Any], message: str
-) -> None:
+def test_columns_that_hold_no_lists_of_ids(tmp_path: Path, column: str, values: list[Any], message: str) -> None:
     """Each is refused by name, with its type or with the columns there are."""
     pq.write_table(pa.table({column: values}), tmp_path / "a.parquet")
     with pytest.raises(BadFileError, match=message) as error:

@@ -64,9 +64,7 @@ def test_every_kind_of_file_has_the_tokens_of_a_plain_loop(
 ) -> None:
     """Up to the limit; and beyond it, where there are places to cut."""
     documents = (
-        DOCUMENTS
-        + ([LONG_PROSE, f"{DASHES[:1900]}a {PROSE}{DASHES[:1900]}"] if rule == "words" else [])
-        + ["z"]
+        DOCUMENTS + ([LONG_PROSE, f"{DASHES[:1900]}a {PROSE}{DASHES[:1900]}"] if rule == "words" else []) + ["z"]
     )
     path = WRITERS[kind](tmp_path, documents)
     found, counts = runs.encode_inline(path, batch_bytes=batch_bytes)
@@ -117,8 +115,8 @@ def endless(rule: CutRule | None) -> tuple[str, str, list[str]]:
 def test_a_text_without_an_end_stops_the_run_or_is_left_out(
     tmp_path: Path, rule: CutRule | None, batch_bytes: int, kind: str
 ) -> None:
-    """The message names the file and the byte, and what is before is done. With `skip` the rest of that
-    document is left out, from the last place to cut on, whatever the batch size; what is kept has its EOT."""
+    """The message names the file and the byte, and what is before is done. With `skip` the rest of that document is
+    left out, from the last place to cut on, whatever the batch size; what is kept has its EOT."""
     text, kept, expected = endless(rule)
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode())
@@ -126,9 +124,7 @@ def test_a_text_without_an_end_stops_the_run_or_is_left_out(
         path = write_gzip(tmp_path / "a.txt.gz", text.encode())
     settings = {"batch_bytes": batch_bytes, "separator": "<|endoftext|>"}
     place = len("one<|endoftext|>") + len(kept)
-    with pytest.raises(
-        BadFileError, match=f"over 8,000 bytes from byte {place:,} on without a place"
-    ) as error:
+    with pytest.raises(BadFileError, match=f"over 8,000 bytes from byte {place:,} on without a place") as error:
         runs.build_inline(tmp_path / "out", path, **settings)
     assert "--separator" in error.value.hint
     for layout in ("build-nanogpt", "plain"):
@@ -143,9 +139,7 @@ def test_a_text_without_an_end_stops_the_run_or_is_left_out(
 
 
 @pytest.mark.parametrize("layout", ["build-nanogpt", "plain"])
-def test_a_run_over_such_a_text_is_resumed_anywhere(
-    tmp_path: Path, rule: CutRule | None, layout: str
-) -> None:
+def test_a_run_over_such_a_text_is_resumed_anywhere(tmp_path: Path, rule: CutRule | None, layout: str) -> None:
     """From every shard, with another batch size: the same files."""
     path = tmp_path / "a.txt"
     path.write_bytes(endless(rule)[0].encode())
@@ -216,9 +210,7 @@ def test_a_range_may_begin_or_end_at_any_byte_of_a_cut(
     path = tmp_path / "a.txt"
     path.write_bytes(f"{'-' * (1020 + shift)}的，{'-' * 9000}\n\nz".encode())
     settings = {"separator": "blank", "on_bad_file": "skip"}
-    found = [
-        runs.encode_inline(path, batch_bytes=size, **settings)[0] for size in (1024, 1025, 1026, 1027, 4000)
-    ]
+    found = [runs.encode_inline(path, batch_bytes=size, **settings)[0] for size in (1024, 1025, 1026, 1027, 4000)]
     assert found == [reference.stream(["-" * (1020 + shift) + "的", "z"]).tolist()] * 5
 
 

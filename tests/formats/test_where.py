@@ -204,8 +204,8 @@ def holds(condition: Condition, row: dict[str, Any]) -> bool | None:
 
 @given(CONDITIONS, ROWS)
 def test_rows_pass_as_in_plain_python(condition: Condition, rows: list[dict[str, Any]]) -> None:
-    """Arrow's columns and JSON's values: the same rows as a plain loop, the same counts, and whole numbers
-    that no double can hold are told apart."""
+    """Arrow's columns and JSON's values: the same rows as a plain loop, the same counts, and whole numbers that no
+    double can hold are told apart."""
     where = parse_where(spell(condition))
     chosen = RowFilter(where)
     answers = [holds(condition, row) for row in rows]
@@ -341,8 +341,8 @@ def test_json_values_that_do_not_fit(tmp_path: Path, row: dict[str, Any], told: 
 def test_a_json_line_that_is_left_out_is_not_looked_at(
     tmp_path: Path, bad: str, settings: dict[str, Any], on_bad_file: str
 ) -> None:
-    """The condition comes first: a document that it leaves out is no damage, one that it keeps is, and the
-    documents before that are kept."""
+    """The condition comes first: a document that it leaves out is no damage, one that it keeps is, and the documents
+    before that are kept."""
     good = '"text": "word", "tokens": [1, 2]'
     path, later = tmp_path / "a.jsonl", tmp_path / "later.jsonl"
     path.write_text(f'{{{good}, "n": 1}}\n{{{bad}, "n": 2}}\n{{{bad}, "n": null}}\n{{{good}, "n": 1}}\n')

@@ -115,8 +115,8 @@ def test_real_workers_put_eot_on_the_layouts_side(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ratio", ["0.0005", "0.5", "0.3", "0.999", "0.123456"])
 def test_the_share_is_exact_and_a_function_of_the_number(ratio: str) -> None:
-    """Of the first n documents, for every n, the share is right to within one document; another seed
-    chooses others; and it does not matter how the numbers are asked for."""
+    """Of the first n documents, for every n, the share is right to within one document; another seed chooses others;
+    and it does not matter how the numbers are asked for."""
     exact = Fraction(ratio)
     numbers = np.arange(20_000)
     split_rule = SplitRule(val_ratio=exact, seed=7)
@@ -149,9 +149,7 @@ def test_a_lost_file_is_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.full(but=["megatron"])
-@pytest.mark.parametrize(
-    "layout", [name for name in LAYOUTS if name not in ("build-nanogpt", "llm.c", "plain")]
-)
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in ("build-nanogpt", "llm.c", "plain")])
 def test_damage_is_found(tmp_path: Path, layout: str) -> None:
     """A flipped bit anywhere in a file or in a sidecar, one that is missing, one that is too long."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
@@ -181,8 +179,8 @@ def test_damage_is_found(tmp_path: Path, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["build-nanogpt", "olmo-core", "torchtitan"])
 def test_an_index_is_added_and_stays(tmp_path: Path, layout: str) -> None:
-    """To a finished folder, without a change of its shards; a later run that does not ask for it keeps it
-    and makes it again where it is lost. A file of others in its place is never replaced."""
+    """To a finished folder, without a change of its shards; a later run that does not ask for it keeps it and makes it
+    again where it is lost. A file of others in its place is never replaced."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
     out = tmp_path / "out"
     without, with_index = (
@@ -223,9 +221,7 @@ def test_an_index_is_added_and_stays(tmp_path: Path, layout: str) -> None:
         ({"layout": "llm.c", "shard_tokens": 2**30}, "2,147,483,647 bytes"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(
-    tmp_path: Path, settings: dict[str, object], word: str
-) -> None:
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path, settings: dict[str, object], word: str) -> None:
     """With a sentence and the next step."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS[:3])
     with pytest.raises(UsageError, match=word):

@@ -84,8 +84,8 @@ def test_cat_joins_plain_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("out", ["data/fineweb", "data/fineweb/", "elsewhere/my shards", "2024"])
 def test_nanogpt_finds_its_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
-    """train.py: `data_dir = os.path.join('data', dataset)`; configurator.py splits at "=", takes what Python
-    reads as a literal for one, and wants a string here."""
+    """train.py: `data_dir = os.path.join('data', dataset)`; configurator.py splits at "=", takes what Python reads as a
+    literal for one, and wants a string here."""
     monkeypatch.chdir(tmp_path)
     line = lines_of(out, tmp_path, "nanogpt")[-1]
     place, argument = re.fullmatch(r"# .* as (data/.+?) in its own: python train\.py (.+)", line).groups()  # type: ignore[union-attr]
@@ -117,8 +117,8 @@ class TokenizerConfig:
 
 
 def olmo_documents(tokens: Any, tokenizer: TokenizerConfig) -> list[list[int]]:
-    """Those that iter_document_indices finds (olmo_core/data/utils.py): an EOS ends one; if there is a BOS,
-    only an EOS before a BOS does, or at the end of the file."""
+    """Those that iter_document_indices finds (olmo_core/data/utils.py): an EOS ends one; if there is a BOS, only an EOS
+    before a BOS does, or at the end of the file."""
     is_end = tokens == tokenizer.eos_token_id
     if tokenizer.bos_token_id is not None:
         is_end = is_end & [*(tokens[1:] == tokenizer.bos_token_id), True]
@@ -141,8 +141,8 @@ def run_olmo_lines(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[st
 
 
 def test_olmo_core_finds_every_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the printed tokenizer; with OLMo-core's own one for GPT-2, whose BOS is its EOS, it finds only the
-    ends of files. VSL refuses any BOS."""
+    """With the printed tokenizer; with OLMo-core's own one for GPT-2, whose BOS is its EOS, it finds only the ends of
+    files. VSL refuses any BOS."""
     monkeypatch.chdir(tmp_path)
     settings = run_olmo_lines(lines_of(HOSTILE, tmp_path, "olmo-core"), monkeypatch)
     files = [np.fromfile(path, settings["dtype"]) for path in sorted(glob.glob(settings["paths"][0]))]

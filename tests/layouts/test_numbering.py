@@ -40,8 +40,7 @@ def test_files_without_a_record_follow_those_that_have_one() -> None:
 
 @pytest.mark.parametrize("name", sorted(LAYOUTS))
 def test_names_sort_as_the_stream(name: str) -> None:
-    """For any number of shards, and both splits; and they are those of a reader's own tool where that is
-    enough."""
+    """For any number of shards, and both splits; and they are those of a reader's own tool where that is enough."""
     layout = get_layout(name)
     if layout.one_file:
         return

@@ -40,8 +40,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("layout", "stem"), [("llm.c", "edu_fineweb"), ("modded-nanogpt", "fineweb")])
 def test_llm_c_opens_every_shard(made: Path, layout: str, stem: str) -> None:
-    """dataloader.h: magic, version, the exact length of the file, seeks of 32 bits, no shard without a
-    batch; modded-nanogpt's _load_data_shard besides: documents begin with EOT."""
+    """dataloader.h: magic, version, the exact length of the file, seeks of 32 bits, no shard without a batch;
+    modded-nanogpt's _load_data_shard besides: documents begin with EOT."""
     batch, length, ranks = 2, 16, 2
     for split in ("val", "train"):
         paths = sorted(glob.glob(str(made / layout / f"{stem}_{split}_*.bin")))
@@ -91,9 +91,7 @@ BATCH = 8 * 64 * 1024
         ([], [9000], "The only shard has fewer .* or take more input"),
     ],
 )
-def test_every_shard_is_compared_with_a_batch(
-    layout: str, val: list[int], train: list[int], words: str | None
-) -> None:
+def test_every_shard_is_compared_with_a_batch(layout: str, val: list[int], train: list[int], words: str | None) -> None:
     """DataLoaderLite and llm.c: each shard of either split needs a batch of all GPUs and one token."""
     warnings = LAYOUTS[layout].warnings(name_files(layout, val, train), 8)
     assert len(warnings) == (words is not None)
@@ -174,9 +172,7 @@ def test_validation_of_modded_nanogpt_in_one_file_or_more(sizes: list[int]) -> N
         ([10**8], ["needs 2 training shards", "train_gpt.py"]),
     ],
 )
-def test_modded_nanogpt_needs_two_shards_and_the_tokens_of_its_steps(
-    train: list[int], words: list[str]
-) -> None:
+def test_modded_nanogpt_needs_two_shards_and_the_tokens_of_its_steps(train: list[int], words: list[str]) -> None:
     """By hand from train_gpt.py: thirds of 1,270 steps, and 15 more; it reads its files once."""
     ends = [0, *(round(part * 1270) for part in (1 / 3, 2 / 3, 1)), 1285]
     sizes = [131_072, 262_144, 393_216, 393_216]
@@ -227,8 +223,8 @@ def test_plain_shards_joined_are_a_nanogpt_file(made: Path) -> None:
 
 
 def test_megatron_finds_every_document(made: Path) -> None:
-    """_IndexReader's arithmetic: header, then views of lengths, pointers and document numbers one behind
-    the other; each document by pointer and length is tiktoken's, with EOD behind it."""
+    """_IndexReader's arithmetic: header, then views of lengths, pointers and document numbers one behind the other;
+    each document by pointer and length is tiktoken's, with EOD behind it."""
     found = []
     for split in ("train", "val"):
         prefix = made / "megatron" / f"fineweb_{split}_text_document"
@@ -252,9 +248,9 @@ def test_megatron_finds_every_document(made: Path) -> None:
 
 
 def test_olmo_core_reads_ranges_of_bytes_and_its_table(made: Path) -> None:
-    """load_array_slice: np.frombuffer of any range, from byte 0 on. iter_document_indices gives the same
-    documents whether it searches the array for EOS or reads the metadata file, whose name it makes by
-    replacing the suffix; lines are split at commas, and must be inside the array."""
+    """load_array_slice: np.frombuffer of any range, from byte 0 on. iter_document_indices gives the same documents
+    whether it searches the array for EOS or reads the metadata file, whose name it makes by replacing the suffix; lines
+    are split at commas, and must be inside the array."""
     found = []
     for split in ("train", "val"):
         rest: list[int] = []
@@ -287,25 +283,23 @@ def test_olmo_core_reads_ranges_of_bytes_and_its_table(made: Path) -> None:
 
 
 def datatrove_positions(ends: list[int], first: int, length: int) -> list[int]:
-    """DatatroveFileDataset._get_pos_from_index_file, over all ends at once: the place of each token of a
-    window in its document, as far as the window shows it."""
+    """DatatroveFileDataset._get_pos_from_index_file, over all ends at once: the place of each token of a window in its
+    document, as far as the window shows it."""
     boundaries = [0, *(end - first for end in ends if first < end <= first + length - 1)]
     return [place - boundaries[bisect.bisect_right(boundaries, place) - 1] for place in range(length)]
 
 
 def test_datatrove_and_nanotron_open_every_file(made: Path) -> None:
-    """DatatroveFolderDataset globs `*.ds`: no sidecar ends so. DocumentTokenizerMerger wants as many indices,
-    and reads documents by their ends, so that no token is left. nanotron takes the tokenizer and the width
-    from the first line of a metadata file. Positions begin anew after each EOS."""
+    """DatatroveFolderDataset globs `*.ds`: no sidecar ends so. DocumentTokenizerMerger wants as many indices, and reads
+    documents by their ends, so that no token is left. nanotron takes the tokenizer and the width from the first line of
+    a metadata file. Positions begin anew after each EOS."""
     folder = made / "datatrove"
     paths = sorted(folder.glob("*.ds"))
     assert [path.name.rpartition(".")[2] for path in paths] == ["ds"] * len(paths)
     assert len(paths) == len([*folder.glob("*.ds.index")]) == len([*folder.glob("*.ds.metadata")]) > 2
     for path in paths:
         tokens = np.fromfile(path, np.uint16)
-        ends = (
-            np.frombuffer(path.with_name(f"{path.name}.index").read_bytes(), np.uint64).astype(int).tolist()
-        )
+        ends = np.frombuffer(path.with_name(f"{path.name}.index").read_bytes(), np.uint64).astype(int).tolist()
         assert ends[-1] == len(tokens)
         assert ends == sorted(set(ends))
         tokenizer, width = path.with_name(f"{path.name}.metadata").read_text().splitlines()[0].split("|")
@@ -336,8 +330,8 @@ def test_the_metadata_of_datatrove_has_the_words_of_humanize(tokens: int, shown:
 
 
 def test_torchtitan_takes_documents_by_their_offsets(made: Path) -> None:
-    """PretokenizedMemmapSource in its README: np.memmap of uint32, np.load of the offsets, one document for
-    each two neighbours."""
+    """PretokenizedMemmapSource in its README: np.memmap of uint32, np.load of the offsets, one document for each two
+    neighbours."""
     found = []
     for prefix in ("", "val_"):
         tokens = np.memmap(made / "torchtitan" / f"{prefix}tokens.bin", dtype=np.uint32, mode="r")
@@ -351,8 +345,8 @@ def test_torchtitan_takes_documents_by_their_offsets(made: Path) -> None:
 
 
 def test_automodel_aligns_to_the_positions_in_its_index(made: Path) -> None:
-    """nanogpt_dataset.py: load_bin_shard's header; _load_bos_index beside it, by with_suffix; the next
-    position in it is where the linear search for the BOS token ends."""
+    """nanogpt_dataset.py: load_bin_shard's header; _load_bos_index beside it, by with_suffix; the next position in it
+    is where the linear search for the BOS token ends."""
     paths = sorted((made / "automodel").glob("dataset_train_*.bin"))
     assert len(paths) > 1
     for path in paths:
@@ -371,8 +365,8 @@ def test_automodel_aligns_to_the_positions_in_its_index(made: Path) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_reader_trips_over_an_index(tmp_path: Path, layout: str) -> None:
-    """It is in a folder of its own, whose name has neither `train` nor `val`; numpy loads it, and documents
-    begin where it says: behind an EOT, or at one."""
+    """It is in a folder of its own, whose name has neither `train` nor `val`; numpy loads it, and documents begin where
+    it says: behind an EOT, or at one."""
     path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     out = tmp_path / "out"
     runs.build_inline(out, path, **Wanted(layout, 4000, index=True).settings())

@@ -57,11 +57,9 @@ def cut(places: Positions, size: int) -> Iterator[Positions]:
 @pytest.mark.parametrize("layout", WITH_SIDECARS)
 @pytest.mark.parametrize(("count", "documents"), [(13_000, 12_000), (500, 20), (500, 0), (2, 1)])
 @pytest.mark.parametrize("ends_with_eot", [True, False])
-def test_the_size_of_the_blocks_changes_nothing(
-    layout: str, count: int, documents: int, ends_with_eot: bool
-) -> None:
-    """Nearly only EOTs (a table of several blocks), a few, none; all at once or a few at a time; and it is as
-    long as was said before."""
+def test_the_size_of_the_blocks_changes_nothing(layout: str, count: int, documents: int, ends_with_eot: bool) -> None:
+    """Nearly only EOTs (a table of several blocks), a few, none; all at once or a few at a time; and it is as long as
+    was said before."""
     tokens = make_tokens(count, documents, ends_with_eot=ends_with_eot)
     name, *others = (expected := layout_reference.shard_files(layout, "train", 0, tokens))
     eots = np.flatnonzero(np.array(tokens) == EOT)
@@ -112,8 +110,8 @@ def test_a_file_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_two_attempts_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a cluster the first may still be running when the second begins and ends: neither meets the other's
-    file, and one that fails leaves none."""
+    """On a cluster the first may still be running when the second begins and ends: neither meets the other's file, and
+    one that fails leaves none."""
     layout = LAYOUTS[WITH_SIDECARS[0]]
     expected = layout_reference.shard_files(layout.name, "train", 0, [EOT, 7, 8, EOT])
     name = next(iter(expected))

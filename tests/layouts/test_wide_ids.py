@@ -43,9 +43,7 @@ def build(folder: Path, out: Path, layout: str) -> int:
         str(EOT),
     ]
     sizes = ["--shard-tokens", "4000", "--index"]
-    return inline.run_command(
-        "build", folder / "a.jsonl", *flags, "--layout", layout, *sizes, "--out", out
-    ).returncode
+    return inline.run_command("build", folder / "a.jsonl", *flags, "--layout", layout, *sizes, "--out", out).returncode
 
 
 @pytest.mark.full(but=["datatrove-None"])

@@ -133,8 +133,8 @@ def cached(folder: Path) -> list[Path]:
 def test_the_batches_are_those_of_the_folder(
     built: Callable[[str], Path], bucket_url: str, tmp_path: Path, layout: str, settings: dict[str, Any]
 ) -> None:
-    """On both ranks, in two epochs, from a cache that is too small for all of it; and a state that was saved
-    with the folder goes on here."""
+    """On both ranks, in two epochs, from a cache that is too small for all of it; and a state that was saved with the
+    folder goes on here."""
     folder, there = built(layout), f"{bucket_url}/out"
     upload_folder(folder, there)
     small = 3 * SHARD_BYTES if layout == "build-nanogpt" or "seed" not in settings else 10**6
@@ -178,8 +178,8 @@ def test_a_shard_is_fetched_before_its_turn(url: str, tmp_path: Path) -> None:
 
 
 def test_a_damaged_shard_is_not_given(url: str, built: Callable[[str], Path], tmp_path: Path) -> None:
-    """Another content under its name is refused by its hash, and stays out of the cache; so is a missing
-    object, and one that is too short."""
+    """Another content under its name is refused by its hash, and stays out of the cache; so is a missing object, and
+    one that is too short."""
     data = bytearray((built("build-nanogpt") / FIRST).read_bytes())
     data[1000] ^= 1
     bucket = Bucket(url)
@@ -251,9 +251,7 @@ def test_processes_share_a_cache(url: str, tmp_path: Path) -> None:
         f"{int(x.sum())} {int(y.sum())}\n" for x, y in loader_of(url, tmp_path / "mine").epoch_batches(0)
     )
     words = [sys.executable, "-c", RACE, url, str(tmp_path / "shared")]
-    processes = [
-        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)
-    ]
+    processes = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -298,9 +296,8 @@ def in_fork(action: Callable[[], object]) -> object:
 
 @pytest.mark.parametrize("settings", [{}, {"align": "document"}, {"follow": True}], ids=str)
 def test_a_forked_process_is_told_to_be_spawned(url: str, tmp_path: Path, settings: dict[str, Any]) -> None:
-    """The client of the store would hang in a worker that a torch DataLoader forks, so that it raises, at its
-    first batch, even if all shards are in the cache; who has forked it reads on, and a copy in a new process
-    would."""
+    """The client of the store would hang in a worker that a torch DataLoader forks, so that it raises, at its first
+    batch, even if all shards are in the cache; who has forked it reads on, and a copy in a new process would."""
     loader = loader_of(url, tmp_path, **settings)
     rows = epoch_rows(loader)
     fresh = loader_of(url, tmp_path, **settings)
@@ -313,9 +310,7 @@ def test_a_forked_process_is_told_to_be_spawned(url: str, tmp_path: Path, settin
     assert epoch_rows(pickle.loads(pickle.dumps(loader))) == rows
 
 
-def test_a_local_folder_is_read_in_a_forked_process(
-    url: str, built: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_local_folder_is_read_in_a_forked_process(url: str, built: Callable[[str], Path], tmp_path: Path) -> None:
     """As ever, also if the process that has forked it uses a bucket besides."""
     loader_of(url, tmp_path).next_batch()
     for settings in SETTINGS:
@@ -324,11 +319,9 @@ def test_a_local_folder_is_read_in_a_forked_process(
         assert in_fork(lambda loader=loader: epoch_rows(loader)) == rows
 
 
-def test_files_of_others_in_a_list(
-    url: str, bucket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Objects without a manifest, in pieces, in the order of the list, beside one with a manifest; a replaced
-    one is noticed."""
+def test_files_of_others_in_a_list(url: str, bucket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects without a manifest, in pieces, in the order of the list, beside one with a manifest; a replaced one is
+    noticed."""
     monkeypatch.setattr(shards_module, "_PIECE_BYTES", 1000)
     tokens = np.arange(5000, dtype=np.uint16)
     np.save(tmp_path / "b.npy", tokens)
@@ -366,9 +359,7 @@ def test_a_full_disk_is_said(url: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert not cached(tmp_path)
 
 
-def test_a_disk_that_is_full_for_the_first_try(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_for_the_first_try(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody reads is deleted, and the shard is fetched again, whatever the first try has left."""
     old = tmp_path / ("1" * 64 + ".tokens")
     old.write_bytes(b"x")
@@ -479,9 +470,7 @@ def test_a_build_that_ends_while_it_is_followed(
 
 
 @pytest.mark.full
-def test_a_build_that_runs_is_waited_for(
-    bucket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_that_runs_is_waited_for(bucket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock in the bucket says that it does; without one, there is nothing to wait for after a while."""
     clock = FakeClock()
     monkeypatch.setattr(shards_module, "Clock", lambda: clock)

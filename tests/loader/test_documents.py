@@ -180,8 +180,8 @@ def test_every_row_begins_at_a_document(tmp_path: Path) -> None:
 
 
 def test_shuffled_documents_lose_no_token(tmp_path: Path) -> None:
-    """Except what is too short for a row at the end of each shard, without align; long ones go on in the next
-    row; and two epochs have two orders."""
+    """Except what is too short for a row at the end of each shard, without align; long ones go on in the next row; and
+    two epochs have two orders."""
     write_documents(tmp_path, [2 + 7 * number % 90 for number in range(300)], 100)
     loader = ShardLoader(tmp_path, batch_size=1, seq_len=32, seed=1, shuffle="documents", framework="numpy")
     orders = []

@@ -169,8 +169,8 @@ def rehearse(
 def test_the_order_is_that_of_the_shards(
     rehearse: Callable[[str], Rehearsal], layout: str, settings: dict[str, Any]
 ) -> None:
-    """On two ranks that see the shards at different times, in the first epoch and, shuffled, in the second;
-    and from a state that was saved at any batch, whatever is finished by then."""
+    """On two ranks that see the shards at different times, in the first epoch and, shuffled, in the second; and from a
+    state that was saved at any batch, whatever is finished by then."""
     build = rehearse(layout)
     assert len(build.training_lengths) > 3
     loaders = [loader_of(build.folder, rank, 2, follow=True, **settings) for rank in range(2)]
@@ -208,8 +208,8 @@ def test_without_a_seed_the_batches_are_those_of_the_finished_folder(
 def test_a_build_that_is_running_is_waited_for(
     rehearse: Callable[[str], Rehearsal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long it takes for a shard: the lock says that it runs. The pauses are short at first, and
-    never longer than seconds."""
+    """However long it takes for a shard: the lock says that it runs. The pauses are short at first, and never longer
+    than seconds."""
     build = rehearse("plain")
     patient = FakeClock()
 

@@ -60,9 +60,7 @@ def test_all_ranks_read_all_shards_in_order(tmp_path: Path) -> None:
     runs.build_inline(tmp_path / "out", path, shard_tokens=shard_tokens, max_tokens=len(whole))
     parts = np.split(whole, len(whole) // shard_tokens)
     for split, shards in (("val", parts[:1]), ("train", parts[1:])):
-        loaders = [
-            DataLoaderLite(tmp_path / "out", batch, length, rank, ranks, split) for rank in range(ranks)
-        ]
+        loaders = [DataLoaderLite(tmp_path / "out", batch, length, rank, ranks, split) for rank in range(ranks)]
         assert len(loaders[0].shards) == len(shards)
         for shard in shards:
             for step in range(10):
@@ -127,9 +125,7 @@ def test_batches_are_those_of_dataloaderlite(tmp_path: Path, layout: str, ranks:
     write_shards(tmp_path / "ours", LENGTHS[:3], layout)
     write_shards(tmp_path / "npy", LENGTHS[:3])
     for rank in range(ranks):
-        ours = ShardLoader(
-            tmp_path / "ours", batch_size=3, seq_len=16, rank=rank, world_size=ranks, framework="numpy"
-        )
+        ours = ShardLoader(tmp_path / "ours", batch_size=3, seq_len=16, rank=rank, world_size=ranks, framework="numpy")
         for _ in range(2):
             theirs = DataLoaderLite(tmp_path / "npy", 3, 16, rank, ranks, "train")
             for _ in range(len(ours)):
@@ -194,9 +190,7 @@ def test_workers_share_the_batches_of_an_epoch(
         assert [batch for turn in turns for batch in turn if batch is not None] == expected
 
 
-def test_several_workers_with_the_same_batches_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_workers_with_the_same_batches_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one worker there is nothing to refuse."""
     write_shards(tmp_path / "some", LENGTHS)
     loader = ShardLoader(tmp_path / "some", batch_size=2, seq_len=16, framework="numpy")
@@ -231,9 +225,7 @@ def test_short_shards_do_not_crash(tmp_path: Path) -> None:
     """They are passed over by the ranks that find no batch in them; a folder of nothing else is told."""
     write_shards(tmp_path / "some", LENGTHS)
     for rank in range(4):
-        loader = ShardLoader(
-            tmp_path / "some", batch_size=4, seq_len=16, rank=rank, world_size=4, framework="numpy"
-        )
+        loader = ShardLoader(tmp_path / "some", batch_size=4, seq_len=16, rank=rank, world_size=4, framework="numpy")
         for _ in range(3 * loader.batches_per_epoch):
             x, y = loader.next_batch()
             assert np.array_equal(x.ravel()[1:], y.ravel()[:-1])
@@ -357,20 +349,16 @@ def test_torch_tensors_where_torch_is(tmp_path: Path) -> None:
     assert x.tolist() == np.arange(32).reshape(2, 16).tolist()
 
 
-@pytest.mark.parametrize(
-    "settings", [{"seed": 5}, {"seed": 5, "shuffle": "documents"}, {"align": "document"}, {}]
-)
+@pytest.mark.parametrize("settings", [{"seed": 5}, {"seed": 5, "shuffle": "documents"}, {"align": "document"}, {}])
 def test_a_state_goes_to_another_number_of_ranks(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """If world_size x batch_size is the same, a step of all ranks has the same rows. In DataLoaderLite's
-    order the ends of shards depend on the ranks, and it is refused."""
+    """If world_size x batch_size is the same, a step of all ranks has the same rows. In DataLoaderLite's order the ends
+    of shards depend on the ranks, and it is refused."""
     for number in range(3):
         np.save(tmp_path / f"edufineweb_train_{number:06d}.npy", np.arange(3000, dtype=np.uint16) % 41)
 
     def steps(ranks: int, state: dict[str, Any] | None, count: int) -> tuple[list[Any], dict[str, Any]]:
         words: dict[str, Any] = {"batch_size": 8 // ranks, "seq_len": 16, "eot": 40, "framework": "numpy"}
-        loaders = [
-            ShardLoader(tmp_path, rank=rank, world_size=ranks, **words, **settings) for rank in range(ranks)
-        ]
+        loaders = [ShardLoader(tmp_path, rank=rank, world_size=ranks, **words, **settings) for rank in range(ranks)]
         for loader in loaders if state else ():
             loader.load_state_dict(state or {})
         rows = [np.concatenate([loader.next_batch()[0] for loader in loaders]).tolist() for _ in range(count)]

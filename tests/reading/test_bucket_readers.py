@@ -45,17 +45,15 @@ def url(bucket_url: str) -> str:
 @pytest.mark.full(but=["megatron"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_verify_finds_what_was_changed(made: dict[str, Path], url: str, layout: str) -> None:
-    """Nothing in a folder that is right; then an object with another byte, one that is too short, one that is
-    missing, a sidecar that does not fit and one that nobody knows, each by its name."""
+    """Nothing in a folder that is right; then an object with another byte, one that is too short, one that is missing,
+    a sidecar that does not fit and one that nobody knows, each by its name."""
     bucket = upload_folder(made[layout], url)
     right = inline.run_command("verify", url)
     assert right.returncode == 0, right.stderr
     assert f"{url}: " in right.stdout
     assert "complete." in right.stdout
     names = sorted(runs.outputs_in(made[layout]))
-    for number, name in enumerate(
-        {Path(name).suffix + Path(name).parent.name: name for name in names}.values()
-    ):
+    for number, name in enumerate({Path(name).suffix + Path(name).parent.name: name for name in names}.values()):
         data = (made[layout] / name).read_bytes()
         flipped = bytearray(data)
         flipped[len(data) // 2] ^= 4
@@ -130,9 +128,7 @@ def test_inspect_says_what_it_says_of_the_folder(
                 (folder / name).write_bytes(data)
     upload_folder(folder, url)
     word = next(word for text in DOCUMENTS for word in text.split() if word.isalpha())
-    name = max(
-        n for n in runs.outputs_in(folder) if "train" in n and n.endswith((".npy", ".bin")) and "/" not in n
-    )
+    name = max(n for n in runs.outputs_in(folder) if "train" in n and n.endswith((".npy", ".bin")) and "/" not in n)
     for flags in (["--json"], [], ["--document", "3", "--json"], ["--random", "--seed", "2", "--json"],
                   ["--grep", word, "--json"]):  # fmt: skip
         here, there = (

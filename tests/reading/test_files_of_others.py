@@ -73,9 +73,7 @@ def test_torchtitan_has_four_bytes_by_its_name(tmp_path: Path) -> None:
 def test_automodel_says_it_in_its_header(tmp_path: Path, width: int) -> None:
     """Under any name; a width that contradicts it is refused."""
     tokens = TOKENS.astype(f"<u{width}")
-    (tmp_path / "dataset.bin").write_bytes(
-        struct.pack("<256i", 278895051, 1, 6, width, *[0] * 252) + tokens.tobytes()
-    )
+    (tmp_path / "dataset.bin").write_bytes(struct.pack("<256i", 278895051, 1, 6, width, *[0] * 252) + tokens.tobytes())
     file = open_token_file(tmp_path / "dataset.bin")
     assert (file.kind, file.map().tolist(), has_eot_first(file)) == ("automodel", tokens.tolist(), True)
     with pytest.raises(InputError, match=f"header or manifest says {tokens.dtype.name}, not"):

@@ -43,9 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("bare", [False, True])
-def test_figures_are_those_of_the_documents(
-    made: dict[str, Path], tmp_path: Path, layout: str, bare: bool
-) -> None:
+def test_figures_are_those_of_the_documents(made: dict[str, Path], tmp_path: Path, layout: str, bare: bool) -> None:
     """Tokens, documents, bytes, the longest, by a loop; with a manifest or without."""
     folder = made[layout]
     if bare:
@@ -291,7 +289,5 @@ def test_token_bytes_never_replace_another_file(made: dict[str, Path], tmp_path:
         done = inline.run_command("inspect", made["build-nanogpt"], "--token-bytes", path)
         assert (done.returncode, f"--token-bytes {path}: there is something else" in done.stderr) == (2, True)
     assert shard.read_bytes() == before
-    done = inline.run_command(
-        "inspect", made["build-nanogpt"], "--token-bytes", tmp_path / "no" / "folder.npy"
-    )
+    done = inline.run_command("inspect", made["build-nanogpt"], "--token-bytes", tmp_path / "no" / "folder.npy")
     assert (done.returncode, "folder.npy" in done.stderr) == (5, True)

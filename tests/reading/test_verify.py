@@ -208,8 +208,8 @@ def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
 
 
 def test_a_run_that_was_killed_had_named_several(out: Path) -> None:
-    """Shards that are sealed together, hundreds if they are small, are named one after the other, and then
-    recorded: all of them are made again, and none is damage, unless one before it is missing."""
+    """Shards that are sealed together, hundreds if they are small, are named one after the other, and then recorded:
+    all of them are made again, and none is damage, unless one before it is missing."""
     names = recorded(out)
     assert len(names) > 5
     runs.forget_after(out, 2)
@@ -227,8 +227,8 @@ def recorded(folder: Path) -> list[str]:
 
 @pytest.fixture
 def built_meanwhile(made: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two shards, in which a build goes to its end as soon as somebody has read the manifest
-    and looks for the shards."""
+    """A folder with two shards, in which a build goes to its end as soon as somebody has read the manifest and looks
+    for the shards."""
     for name in recorded(out)[2:]:
         (out / name).unlink()
     runs.forget_after(out, 2)
@@ -254,8 +254,8 @@ def test_a_build_beside_it_is_no_damage(built_meanwhile: Path, made: Path) -> No
 
 
 def test_damage_beside_a_build_is_found(built_meanwhile: Path) -> None:
-    """A shard that is damaged, and one that does not belong there, whatever the build has made meanwhile;
-    other shards are not mentioned."""
+    """A shard that is damaged, and one that does not belong there, whatever the build has made meanwhile; other shards
+    are not mentioned."""
     name = recorded(built_meanwhile)[0]
     path = built_meanwhile / name
     path.write_bytes(path.read_bytes()[:-2] + b"\0\0")
@@ -266,8 +266,8 @@ def test_damage_beside_a_build_is_found(built_meanwhile: Path) -> None:
 
 
 def test_while_a_build_is_at_work_nobody_is_told_to_delete(out: Path) -> None:
-    """Whoever deletes a shard that a run goes on with has to build it again; and a build that is not finished
-    is not told to be started."""
+    """Whoever deletes a shard that a run goes on with has to build it again; and a build that is not finished is not
+    told to be started."""
     runs.forget_after(out, 2)
     with FolderLock(out):
         done = inline.run_command("verify", out)

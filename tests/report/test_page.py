@@ -123,9 +123,7 @@ def test_tiles_and_tables_fill_the_width(browser: Chromium, page: str, width: in
     ) == pytest.approx([edge] * browser.evaluate(
         "new Set([...document.querySelectorAll('.figure')].map(one => one.offsetTop)).size"
     ), abs=1)  # fmt: skip
-    tables = browser.evaluate(
-        "[...document.querySelectorAll('table')].map(one => one.getBoundingClientRect().right)"
-    )
+    tables = browser.evaluate("[...document.querySelectorAll('table')].map(one => one.getBoundingClientRect().right)")
     assert tables
     assert min(tables) >= edge - 1
 
@@ -180,19 +178,14 @@ def test_payloads_stay_text(browser: Chromium, page: str) -> None:
     """Nothing was run, no element was made; the payloads can be read."""
     browser.show(page, width=1280, dark=False)
     assert browser.evaluate(f"typeof window.{MARK}") == "undefined"
-    assert (
-        browser.evaluate("document.querySelectorAll('script, img, iframe, form, a, link, object').length")
-        == 0
-    )
+    assert browser.evaluate("document.querySelectorAll('script, img, iframe, form, a, link, object').length") == 0
     assert browser.evaluate("document.body.textContent.includes('<script>window.pwned=1</script>')")
 
 
 def test_the_policy_holds_where_escaping_would_not(browser: Chromium, page: str, tmp_path: Path) -> None:
     """The same page with a payload put into it by force: the policy alone keeps it from acting."""
     text = Path(page.removeprefix("file://")).read_text()
-    forced = text.replace(
-        "</main>", "<script>window.pwned=1</script><img src=x onerror=window.pwned=1></main>"
-    )
+    forced = text.replace("</main>", "<script>window.pwned=1</script><img src=x onerror=window.pwned=1></main>")
     assert forced != text
     (tmp_path / "forced.html").write_text(forced)
     browser.show((tmp_path / "forced.html").as_uri(), width=1280, dark=False)

@@ -132,18 +132,14 @@ def test_nothing_of_a_document_acts(hostile: Path, monkeypatch: pytest.MonkeyPat
         assert plain.replace("\n", " ") in shown, payload
 
 
-def test_the_policy_allows_the_style_sheet_and_nothing_else(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_policy_allows_the_style_sheet_and_nothing_else(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its hash; it stands before anything it could be too late for."""
     text = page_of(finished, monkeypatch)
     (style,) = re.findall(r"<style>(.*?)</style>", text, re.S)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     page = Page(text)
     policies = [a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
-    assert policies == [
-        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    ]
+    assert policies == [f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"]
     assert text.index("Content-Security-Policy") < text.index("<style>")
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in text
@@ -154,9 +150,7 @@ def test_nothing_goes_around_the_escaping() -> None:
     room = Path(facts.__file__).parent
     for template in room.glob("*.html"):
         assert not re.search(r"\|\s*safe|autoescape|Markup", template.read_text()), template.name
-    calls = [
-        line for path in room.glob("*.py") for line in path.read_text().splitlines() if "Markup(" in line
-    ]
+    calls = [line for path in room.glob("*.py") for line in path.read_text().splitlines() if "Markup(" in line]
     assert len(calls) == 1
     assert "Markup(style)" in calls[0]
 
@@ -279,8 +273,8 @@ def test_waits_are_no_time_of_work(eventful: Path) -> None:
 
 
 def test_both_time_axes_are_one(eventful: Path) -> None:
-    """Same width, same ticks at the same places, although memory is known later than speed; the budget is
-    in the chart of memory."""
+    """Same width, same ticks at the same places, although memory is known later than speed; the budget is in the chart
+    of memory."""
     page = write_report(FolderStore(eventful)).read_text()
     charts = re.findall(r"<svg.*?</svg>", page, re.S)
     speed, memory = charts[0], charts[2]
@@ -292,9 +286,7 @@ def test_both_time_axes_are_one(eventful: Path) -> None:
     assert bands[0] == bands[1]
     assert (speed.count(">budget: 4.0 GB"), memory.count(">budget: 4.0 GB")) == (0, 1)
     assert speed.count('class="line"') == memory.count('class="line"') == 3
-    gaps = [
-        re.findall(r'<path class="gap" d="[^"]*"><title>(.*?)</title>', chart) for chart in (speed, memory)
-    ]
+    gaps = [re.findall(r'<path class="gap" d="[^"]*"><title>(.*?)</title>', chart) for chart in (speed, memory)]
     assert len(gaps[0]) == 2
     assert gaps[0] == gaps[1]
     assert all(words.startswith("no run for ") for words in gaps[0])
@@ -304,9 +296,7 @@ def test_the_axis_of_memory_is_that_of_what_was_used(eventful: Path) -> None:
     """A budget far above it is named at the top, not a line that presses everything else to the ground."""
     page = write_report(FolderStore(eventful)).read_text()
     memory = re.findall(r"<svg.*?</svg>", page, re.S)[2]
-    highest = re.findall(
-        r"<text[^>]*>(.*?)</text>", re.findall(r'<g class="axis y">.*?</g>', memory, re.S)[0]
-    )[-1]
+    highest = re.findall(r"<text[^>]*>(.*?)</text>", re.findall(r'<g class="axis y">.*?</g>', memory, re.S)[0])[-1]
     used = max(point.memory_bytes for point in load_history(eventful).points)
     assert used < 2e9
     assert highest == show_bytes(round_steps(used)[-1])

@@ -73,9 +73,7 @@ def test_export_out_of_a_bucket_and_into_one(made: Path, bucket_url: str, tmp_pa
         found = objects_in(out) if out.startswith("s3:") else runs.outputs_in(Path(out))
         assert found == expected(layout, val_tokens=SHARD_TOKENS)
         assert inline.run_command("verify", out).returncode == 0
-    again = inline.run_command(
-        "export", f"{bucket_url}/c", "--out", f"{bucket_url}/d", "--layout", "megatron", *val
-    )
+    again = inline.run_command("export", f"{bucket_url}/c", "--out", f"{bucket_url}/d", "--layout", "megatron", *val)
     assert "Nothing to do" in again.stdout
 
 
@@ -92,8 +90,8 @@ def test_an_export_reads_every_object_once(made: Path, bucket_url: str, door: Do
 
 
 def test_verifying_asks_for_every_object_twice_at_most(made: Path, bucket_url: str, door: Door) -> None:
-    """One request for its header, and one for all of it; what else there is to know is in one listing. A
-    request takes a twentieth of a second, and there may be thousands of shards."""
+    """One request for its header, and one for all of it; what else there is to know is in one listing. A request takes
+    a twentieth of a second, and there may be thousands of shards."""
     upload_folder(made, f"{bucket_url}/a")
     door.requests.clear()
     done = inline.run_command("verify", f"{bucket_url}/a")
@@ -118,9 +116,7 @@ def test_a_store_that_ignores_conditions_is_said(bucket_url: str, door: Door, tm
 
 
 @pytest.mark.full
-def test_an_export_between_buckets_is_resumed(
-    made: Path, bucket_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_between_buckets_is_resumed(made: Path, bucket_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an interruption in the middle, with the same bytes."""
     upload_folder(made, f"{bucket_url}/a")
     words = [
@@ -193,17 +189,13 @@ def test_what_a_build_into_a_bucket_says(bucket_url: str, tmp_path: Path, caches
     assert f"a trainer that reads files itself, copy them here:\n    aws s3 sync {url} out\n" in done.stdout
     assert 'np.load("out/edufineweb_train_000001.npy"' in done.stdout
     assert 'np.load("s3' not in done.stdout
-    report = next(line for line in done.stdout.splitlines() if line.startswith("report ")).split(maxsplit=1)[
-        1
-    ]
+    report = next(line for line in done.stdout.splitlines() if line.startswith("report ")).split(maxsplit=1)[1]
     assert "<html" in Path(report).read_text()
     assert f"a copy: {url}/.fineweb-shards/report.html" in done.stdout
     assert Bucket(url).read(".fineweb-shards/report.html") is not None
 
 
-def test_a_report_is_where_it_says(
-    made: Path, bucket_url: str, caches: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_is_where_it_says(made: Path, bucket_url: str, caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the user's cache folder, after the command has ended; the bucket is as it was."""
     bucket = upload_folder(made, f"{bucket_url}/a")
     before = {info.name: info.etag for info in bucket.list()}
@@ -226,9 +218,7 @@ def test_upload_names_the_way(made: Path, bucket_url: str) -> None:
     assert f"aws s3 sync {bucket_url}/a a" in done.stderr
 
 
-def test_status_follows_what_is_in_the_bucket(
-    made: Path, bucket_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_follows_what_is_in_the_bucket(made: Path, bucket_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Running as long as the lock is renewed, with the newest figures at each look; then complete."""
     bucket = upload_folder(made, f"{bucket_url}/a")
     data = json.loads((made / "manifest.json").read_text())
@@ -268,9 +258,7 @@ def test_a_run_that_ends_while_one_looks_is_complete(made: Path, bucket_url: str
     assert read_status(store).state == "complete"
 
 
-def test_a_lock_that_nobody_renews_is_no_run(
-    made: Path, bucket_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_nobody_renews_is_no_run(made: Path, bucket_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was killed leaves its lock; a minute later it counts as stopped."""
     bucket = upload_folder(made, f"{bucket_url}/a")
     bucket.overwrite(".fineweb-shards/lock.json", b"{}")

@@ -34,9 +34,7 @@ def test_too_small_a_budget_is_told() -> None:
 
 @pytest.mark.parametrize(("reference", "room"), [("tiktoken", 256 * MIB), ("tokenizers", 1024 * MIB)])
 @pytest.mark.parametrize("rule", ["words", None])
-def test_there_is_room_for_a_long_document_that_is_not_cut(
-    reference: str, room: int, rule: CutRule | None
-) -> None:
+def test_there_is_room_for_a_long_document_that_is_not_cut(reference: str, room: int, rule: CutRule | None) -> None:
     """Once, besides all workers; if there is none, the run is refused before it starts."""
     vocabulary = Vocabulary("made-up", "", 50_000, 49_999, "", reference, rule)
     least = PARENT_BYTES + WORKER_BYTES + 32 * MIB + room

@@ -70,8 +70,8 @@ def test_an_export_is_a_build(
 
 @pytest.mark.parametrize("limit", [9000, 9001])
 def test_a_stream_cut_by_max_tokens(tmp_path: Path, limit: int) -> None:
-    """To EOT in front it is the build with the same limit. To EOT behind, the one token that the shift
-    would bring in is not known: it is the build with a limit one lower. And back it is whole again."""
+    """To EOT in front it is the build with the same limit. To EOT behind, the one token that the shift would bring in
+    is not known: it is the build with a limit one lower. And back it is whole again."""
     path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     first = Wanted("llm.c", 3000, max_tokens=limit)
     last = Wanted("plain", 3000, max_tokens=limit)
@@ -120,9 +120,7 @@ def test_an_empty_stream(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.promise("kill -9 loses only the unfinished shard")
-def test_a_kill_at_every_file_operation_of_an_export(
-    made: dict[str, Path], tmp_path: Path, soak: bool
-) -> None:
+def test_a_kill_at_every_file_operation_of_an_export(made: dict[str, Path], tmp_path: Path, soak: bool) -> None:
     """It resumes like a build."""
     wanted = Wanted("nanogpt", 6000, val_ratio=Fraction(1, 4))
     tries = runs.crash_everywhere(

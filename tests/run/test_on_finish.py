@@ -55,9 +55,7 @@ def test_failure_is_told_with_its_sentence(tmp_path: Path) -> None:
         (ZeroDivisionError("a bug"), "failed", "1"),
     ],
 )
-def test_every_ending_has_its_word(
-    tmp_path: Path, error: BaseException | None, outcome: str, code: str
-) -> None:
+def test_every_ending_has_its_word(tmp_path: Path, error: BaseException | None, outcome: str, code: str) -> None:
     """Three words are enough for a script; the exit code says the rest."""
     values = describe_outcome(tmp_path, error)
     assert (values["FINEWEB_SHARDS_OUTCOME"], values["FINEWEB_SHARDS_EXIT_CODE"]) == (outcome, code)

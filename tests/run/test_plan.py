@@ -62,11 +62,9 @@ def test_estimates_are_near_and_said_to_be_estimates(tmp_path: Path, form: str) 
 
 @pytest.mark.full(but=["jsonl"])
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "txt"])
-def test_plan_and_build_show_the_same_estimate(
-    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of tokens, shards, disk and separators, however long the trial of the speed takes: documents that get
-    longer and longer tell a large sample from a small one."""
+def test_plan_and_build_show_the_same_estimate(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tokens, shards, disk and separators, however long the trial of the speed takes: documents that get longer and
+    longer tell a large sample from a small one."""
     monkeypatch.setattr(plan, "busy_cores", lambda: 0.0)
     growing = [f"{number}: " + "some words " * (number // 40 + 1) for number in range(4000)]
     counts = iter(range(40))
@@ -137,9 +135,7 @@ def test_it_says_what_a_build_would_do_in_this_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def verdict(limit: int | None) -> str:
-        manifest = open_manifest(
-            runs.job_of(out, path, shard_tokens=1000, max_tokens=limit), same_source=False
-        )
+        manifest = open_manifest(runs.job_of(out, path, shard_tokens=1000, max_tokens=limit), same_source=False)
         return verdict_on(manifest, held=False)
 
     assert verdict(2500) == "would begin"

@@ -31,8 +31,7 @@ def long_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_runs_together_are_the_sum_of_the_runs(long_plans: None, tmp_path: Path) -> None:
-    """The manifest counts a run from its start, with its plan and the start of workers, as the run itself
-    does."""
+    """The manifest counts a run from its start, with its plan and the start of workers, as the run itself does."""
     source = write_jsonl(tmp_path / "a.jsonl", make_documents(60, seed=7))
     words = ("build", source, "--out", tmp_path / "out")
     seconds = []

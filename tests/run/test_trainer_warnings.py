@@ -136,9 +136,7 @@ def test_what_is_expected_is_what_comes(
 
 def test_a_forecast_says_nothing_about_what_it_can_not_know(tmp_path: Path) -> None:
     """Where the last shard ends, where tokens are only estimated; and no list of a billion shards."""
-    spec = OutputSpec(
-        FolderStore(tmp_path), LAYOUTS["build-nanogpt"], GPT2, 10**6, SplitRule(val_tokens=10**6)
-    )
+    spec = OutputSpec(FolderStore(tmp_path), LAYOUTS["build-nanogpt"], GPT2, 10**6, SplitRule(val_tokens=10**6))
     for tokens in (3_000_001, 3_900_000):
         assert reader_warnings(spec, expect_files(spec, tokens, 5000, exact=False)) == []
     assert len(reader_warnings(spec, expect_files(spec, 3_000_001, 5000, exact=True))) == 1
@@ -157,9 +155,7 @@ def test_a_forecast_says_nothing_about_what_it_can_not_know(tmp_path: Path) -> N
         ("megatron", []),
     ],
 )
-def test_files_of_others_that_the_reader_would_open_are_named(
-    tmp_path: Path, layout: str, names: list[str]
-) -> None:
+def test_files_of_others_that_the_reader_would_open_are_named(tmp_path: Path, layout: str, names: list[str]) -> None:
     """Only those: not the files of the layout, not what the reader passes over."""
     for name in [*names, "README.md", "report.html", LAYOUTS[layout].shard_name("train", 0)]:
         (tmp_path / name).write_bytes(b"")
@@ -271,9 +267,7 @@ def test_of_a_pipe_it_is_told_at_its_end(source: Path, tmp_path: Path) -> None:
     check_rebuilt(run(*suggested(refused, out)), out)
 
 
-@pytest.mark.parametrize(
-    "words", [["--shard-tokens", "100M"], ["--val-tokens", "1M"], ["--val-documents", "1000"]]
-)
+@pytest.mark.parametrize("words", [["--shard-tokens", "100M"], ["--val-tokens", "1M"], ["--val-documents", "1000"]])
 def test_what_was_asked_for_is_made(source: Path, tmp_path: Path, words: list[str]) -> None:
     """All of the input for validation, with a warning, if the settings that decide it were named."""
     done = inline.run_command("build", source, "--out", tmp_path / "out", *words)

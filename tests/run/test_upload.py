@@ -191,9 +191,7 @@ def test_a_card_of_somebody_else_is_left_alone(hub: StandInHub, home: Path, made
     assert "left alone" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("token", "words"), [(None, "no token"), ("hf_other", "does not let this token write")]
-)
+@pytest.mark.parametrize(("token", "words"), [(None, "no token"), ("hf_other", "does not let this token write")])
 def test_refusals_are_told(hub: StandInHub, home: Path, made: Path, token: str | None, words: str) -> None:
     """No token, or one without the right: a sentence and the next step, and nothing was sent."""
     done = upload(hub, home, made / "out", token=token)
@@ -203,9 +201,7 @@ def test_refusals_are_told(hub: StandInHub, home: Path, made: Path, token: str |
     assert sent_bytes(hub) == 0
 
 
-def test_only_finished_and_sound_shards_are_sent(
-    hub: StandInHub, home: Path, made: Path, tmp_path: Path
-) -> None:
+def test_only_finished_and_sound_shards_are_sent(hub: StandInHub, home: Path, made: Path, tmp_path: Path) -> None:
     """Damage and an unfinished build are found before a byte leaves; a bad name is told."""
     folder = tmp_path / "out"
     subprocess.run(["cp", "-r", str(made / "out"), str(folder)], check=True)

@@ -235,9 +235,7 @@ def test_broken_links_are_named_or_left_out(folder: Path, pattern: str, kind: st
     assert manifest.complete
     assert name in [file["name"] for file in manifest.files]
     assert runs.build_inline(out, f"{folder}{pattern}", on_bad_file="skip").complete
-    assert make_plan(
-        runs.job_of(out, f"{folder}{pattern}", on_bad_file="skip"), trial_seconds=0
-    ).extent.tokens
+    assert make_plan(runs.job_of(out, f"{folder}{pattern}", on_bad_file="skip"), trial_seconds=0).extent.tokens
 
 
 @pytest.mark.promise("bad files are named, or skipped and counted")
@@ -253,9 +251,7 @@ def test_folders_that_cannot_be_read_are_named_or_left_out(
     assert [file.name for file in found if file.problem] == ["sub"]
 
 
-def test_a_file_that_cannot_be_read_is_named_or_left_out(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_is_named_or_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Like a damaged one."""
     forbid(monkeypatch, folder / "b.txt")
     with pytest.raises(BadFileError, match=r"b\.txt: Permission denied\.") as error:
@@ -338,8 +334,8 @@ def test_compressed_files_with_names_that_are_no_utf8(tmp_path: Path) -> None:
 
 
 def test_metadata_beside_parquet_files_is_named(tmp_path: Path) -> None:
-    """A .json that holds no JSON lines is refused before the build, with the glob that leaves it out, which
-    works; a text among parquet files is read, with a note."""
+    """A .json that holds no JSON lines is refused before the build, with the glob that leaves it out, which works; a
+    text among parquet files is read, with a note."""
     data = tmp_path / "my data"
     data.mkdir()
     for number in range(3):

@@ -108,9 +108,7 @@ def test_what_is_nearly_an_address_is_no_path(text: str, meant: str) -> None:
     assert f"Did you mean {meant}?" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "path", ["s3", "./s3:/b", "folder/s3:/b", "C:/data", "C:\\data", "s3-shards", "s3://b/c"]
-)
+@pytest.mark.parametrize("path", ["s3", "./s3:/b", "folder/s3:/b", "C:/data", "C:\\data", "s3-shards", "s3://b/c"])
 def test_paths_stay_paths(path: str) -> None:
     """Whatever else has a colon in it."""
     check_path(path)

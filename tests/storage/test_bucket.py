@@ -89,9 +89,7 @@ def test_a_long_listing_is_whole(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_listing_that_begins_again_ends(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, interrupted: bool
-) -> None:
+def test_a_listing_that_begins_again_ends(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, interrupted: bool) -> None:
     """A store that ignores where a listing is to begin would give the same objects for ever, or twice."""
     really_list = obstore.list
 
@@ -160,9 +158,7 @@ def test_an_object_is_a_file(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) ->
         bucket.open("missing")
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_noticed(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_replaced_while_it_is_read_is_noticed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file never holds bytes of two objects."""
     monkeypatch.setattr(byte_source, "_BLOCK_BYTES", 1000)
     bucket.overwrite("x", bytes(50_000))
@@ -174,8 +170,8 @@ def test_a_file_that_is_replaced_while_it_is_read_is_noticed(
 
 
 def test_a_small_object_that_is_large_is_not_read(bucket: Bucket) -> None:
-    """An object in the place of one of ours that is larger than any of them is refused by name: it would fill
-    the memory."""
+    """An object in the place of one of ours that is larger than any of them is refused by name: it would fill the
+    memory."""
     bucket.overwrite("x", bytes(1001))
     with pytest.raises(InputError, match=r"/x: 1,001 bytes long; .* at most 1,000"):
         bucket.read("x", 1000)
@@ -228,8 +224,8 @@ class FailingFile(io.FileIO):
 
 
 def test_an_upload_that_fails_leaves_nothing(bucket: Bucket, bucket_url: str, tmp_path: Path) -> None:
-    """If reading ends with an exception, a signal's for example, it is raised as it is; nothing is visible
-    and no part stays."""
+    """If reading ends with an exception, a signal's for example, it is raised as it is; nothing is visible and no part
+    stays."""
     (tmp_path / "file").write_bytes(bytes(30_000_000))
     with FailingFile(tmp_path / "file") as file, pytest.raises(KeyboardInterrupt):
         bucket.upload_file(file, 30_000_000, "shard.bin")

@@ -279,9 +279,7 @@ def test_somebody_in_a_hurry_does_not_wait_for_silence(bucket: Bucket, door: Doo
 
 def test_no_bucket_is_said(bucket_environment: str) -> None:
     """A bucket that is not there is named, with the server that was asked."""
-    with pytest.raises(
-        InputError, match=r"s3://nobody-has-this: there is no such bucket at 127\.0\.0\.1"
-    ) as caught:
+    with pytest.raises(InputError, match=r"s3://nobody-has-this: there is no such bucket at 127\.0\.0\.1") as caught:
         list(Bucket("s3://nobody-has-this/folder").list())
     check_no_secret(caught.value)
 
@@ -332,9 +330,7 @@ def test_half_a_pair_of_keys_is_named(
     assert f"Set {missing}" in caught.value.hint
 
 
-def write_profile(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, credentials: str, config: str = ""
-) -> None:
+def write_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, credentials: str, config: str = "") -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name)
     for name, text in (("AWS_SHARED_CREDENTIALS_FILE", credentials), ("AWS_CONFIG_FILE", config)):
@@ -350,9 +346,7 @@ def test_a_profile_with_keys_is_read(
     """Keys, region and endpoint of AWS_PROFILE are used, as the AWS tools do."""
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     keys = "[work]\naws_access_key_id = PROFILEKEY\naws_secret_access_key = b\naws_session_token = t\n"
-    write_profile(
-        monkeypatch, tmp_path, keys, f"[profile work]\nregion = eu-west-9\nendpoint_url = {door.url}\n"
-    )
+    write_profile(monkeypatch, tmp_path, keys, f"[profile work]\nregion = eu-west-9\nendpoint_url = {door.url}\n")
     monkeypatch.setenv("AWS_PROFILE", "work")
     Bucket(bucket_url).overwrite("x", b"1")
     assert "PROFILEKEY" in door.authorizations[-1]
@@ -396,18 +390,14 @@ def test_a_profile_of_a_program_is_left_to_boto3(
 ) -> None:
     """credential_process is run by boto3, and its keys are used."""
     program = tmp_path / "keys"
-    program.write_text(
-        '#!/bin/sh\necho \'{"Version": 1, "AccessKeyId": "PROGRAMKEY", "SecretAccessKey": "s"}\'\n'
-    )
+    program.write_text('#!/bin/sh\necho \'{"Version": 1, "AccessKeyId": "PROGRAMKEY", "SecretAccessKey": "s"}\'\n')
     program.chmod(0o755)
     write_profile(monkeypatch, tmp_path, "", f"[default]\ncredential_process = {program}\n")
     Bucket(bucket_url).overwrite("x", b"1")
     assert "PROGRAMKEY" in door.authorizations[-1]
 
 
-def test_a_missing_or_broken_profile_is_said(
-    bucket_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_or_broken_profile_is_said(bucket_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A profile that is not there is named; of a broken file nothing is quoted."""
     write_profile(monkeypatch, tmp_path, "[default]\n")
     monkeypatch.setenv("AWS_PROFILE", "typo")

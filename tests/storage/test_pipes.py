@@ -77,17 +77,15 @@ def test_a_closed_standard_input_is_told(tmp_path: Path) -> None:
     words = " ".join(runs.command("build"))
     for source, code in {"-": 3, "a.txt": 0}.items():
         command = f"{words} --workers 1 --shard-tokens 100M --out out{code} --input {source} <&-"
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         assert ("standard input is closed" in done.stderr) == (code == 3)
 
 
 def test_what_is_finished_is_recorded_while_the_input_is_silent(tmp_path: Path) -> None:
-    """A shard is named and in the manifest as soon as it is written, although nobody knows when the next text
-    comes: a kill in an outage of an hour must not cost it."""
+    """A shard is named and in the manifest as soon as it is written, although nobody knows when the next text comes: a
+    kill in an outage of an hour must not cost it."""
     documents = make_documents(600, seed=77)
     lines = [json.dumps({"text": text}).encode() + b"\n" for text in documents]
     expected = reference.shard_files(reference.stream(documents), 5000)

@@ -86,8 +86,8 @@ class Race:
 
 @pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 def test_of_racing_starts_one_wins(door: Door, open_store: OpenStore, tries: Tries) -> None:
-    """All others are told that another run is writing here. S3 looks and writes in one step, and moto in two:
-    so the door lets requests in one by one."""
+    """All others are told that another run is writing here. S3 looks and writes in one step, and moto in two: so the
+    door lets requests in one by one."""
     door.one_by_one = True
     for attempt in tries(2, 20):
         race = Race([open_store(f"{attempt}-{number}") for number in range(4)])
@@ -101,8 +101,8 @@ def test_of_racing_starts_one_wins(door: Door, open_store: OpenStore, tries: Tri
 def test_a_writer_that_has_slept_is_refused(
     open_store: OpenStore, view: BucketView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another run takes its lock over after a while; then its next manifest is refused, even if the other one
-    has saved the same."""
+    """Another run takes its lock over after a while; then its next manifest is refused, even if the other one has saved
+    the same."""
     sleeper, other = open_store("a"), open_store("b")
     with asleep(sleeper, monkeypatch):
         sleeper.save_manifest(b"first of " + sleeper.run_id.encode())

@@ -168,8 +168,8 @@ def test_another_setting_is_refused(build: Callable[..., object], view: BucketVi
 
 
 def test_objects_of_others_are_refused(build: Callable[..., object], view: BucketView) -> None:
-    """Shards that nobody has recorded, and a manifest of another program; nothing of them is touched, not
-    even at a second try."""
+    """Shards that nobody has recorded, and a manifest of another program; nothing of them is touched, not even at a
+    second try."""
     view.write("edufineweb_train_000001.npy", b"somebody's")
     for _ in range(2):
         with pytest.raises(OutputError, match="neither replaces nor deletes"):
@@ -266,8 +266,8 @@ def test_files_that_are_made_again_are_deleted_with_one_listing(
 def test_a_finished_build_is_known_by_one_listing(
     build: Callable[..., object], out: str, door: Door, scratch: Path, wanted: Wanted, reads: bool
 ) -> None:
-    """Of a shard its last token is read at most, where the length of a sidecar depends on it. A request takes
-    a twentieth of a second, and there may be thousands of shards."""
+    """Of a shard its last token is read at most, where the length of a sidecar depends on it. A request takes a
+    twentieth of a second, and there may be thousands of shards."""
     build(wanted)
     store = open_store(out, str(scratch), 20, Observer())
     store.refresh()
@@ -283,9 +283,7 @@ def test_a_finished_build_is_known_by_one_listing(
 
 
 @pytest.mark.full
-def test_another_machine_goes_on(
-    build: Callable[..., object], view: BucketView, door: Door, tmp_path: Path
-) -> None:
+def test_another_machine_goes_on(build: Callable[..., object], view: BucketView, door: Door, tmp_path: Path) -> None:
     """With another scratch folder; an outage that lasts too long has ended the first run."""
     door.faults = [Fault("PUT", "train_000002", status=503, times=10_000)]
     with pytest.raises(NetworkError) as caught:
@@ -308,9 +306,7 @@ def test_another_machine_goes_on(
     ],
     ids=lambda value: getattr(value, "code", ""),
 )
-def test_a_refusal_is_a_sentence(
-    out: str, source: Path, scratch: Path, door: Door, fault: Fault, words: str
-) -> None:
+def test_a_refusal_is_a_sentence(out: str, source: Path, scratch: Path, door: Door, fault: Fault, words: str) -> None:
     """With exit code 5 and the next step; no secret is said or kept."""
     door.faults = [fault]
     done = inline.run_command("build", "--input", source, "--out", out, "--scratch", scratch)
@@ -335,9 +331,7 @@ def test_credentials_are_nowhere(out: str, source: Path, scratch: Path, view: Bu
 
 
 @pytest.mark.full
-def test_an_error_of_the_second_segment_of_a_checkpoint_is_told(
-    build: Callable[..., object], door: Door
-) -> None:
+def test_an_error_of_the_second_segment_of_a_checkpoint_is_told(build: Callable[..., object], door: Door) -> None:
     """With a share for validation a checkpoint has two; the first one alone is no checkpoint."""
     door.faults = [Fault("PUT", "edu_fineweb_train", status=503, times=10_000)]
     with pytest.raises(NetworkError):
@@ -345,9 +339,7 @@ def test_an_error_of_the_second_segment_of_a_checkpoint_is_told(
 
 
 @pytest.mark.full
-def test_another_tokenizer_travels_with_the_shards(
-    out: str, source: Path, tmp_path: Path, view: BucketView
-) -> None:
+def test_another_tokenizer_travels_with_the_shards(out: str, source: Path, tmp_path: Path, view: BucketView) -> None:
     """Its file is in the bucket, and a machine that has never seen it knows what is there."""
     words = ["build", "--input", source, "--out", out, "--shard-tokens", "6000", "--eot", "50256"]
     done = inline.run_command(*words, "--scratch", tmp_path / "a", "--max-tokens", "9000")

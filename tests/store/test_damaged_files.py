@@ -61,9 +61,7 @@ def use_all(path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["a.bin", "a.npy", "train.bin", "fineweb_train_000001.bin", "edufineweb_val_000000.npy"]
 )
-@pytest.mark.parametrize(
-    "start", [npy(), LLM_C + TOKENS.tobytes(), TOKENS.tobytes()], ids=["npy", "llm.c", "raw"]
-)
+@pytest.mark.parametrize("start", [npy(), LLM_C + TOKENS.tobytes(), TOKENS.tobytes()], ids=["npy", "llm.c", "raw"])
 def test_a_damaged_file_is_read_or_refused(tmp_path: Path, name: str, start: bytes, tries: Tries) -> None:
     """Flips, cuts, insertions and noise, most of them in the header: no other error, and never a hang."""
     chooser = random.Random(f"{name} {len(start)}")
@@ -192,9 +190,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.promise("verify finds all damage")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_verify_and_export_name_every_damaged_file(
-    made: Path, tmp_path: Path, layout: str, tries: Tries
-) -> None:
+def test_verify_and_export_name_every_damaged_file(made: Path, tmp_path: Path, layout: str, tries: Tries) -> None:
     """Cut at any length, odd ones too, longer, flipped, replaced by a folder: damage, never a traceback."""
     chooser = random.Random(layout)
     names = sorted(name for name, data in runs.outputs_in(made / layout).items() if data)

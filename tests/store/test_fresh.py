@@ -216,9 +216,7 @@ def test_in_a_terminal_it_asks(tmp_path: Path, answer: bytes, code: int) -> None
     words = ["export", out, "--out", tmp_path / "copy", "--layout", "plain", "--fresh"]
     assert inline.run_command(*words).returncode == 0  # nothing to delete yet
     copied = everything_in(tmp_path / "copy")
-    with subprocess.Popen(
-        runs.command(*words), stdin=theirs, stderr=theirs, stdout=subprocess.PIPE
-    ) as process:
+    with subprocess.Popen(runs.command(*words), stdin=theirs, stderr=theirs, stdout=subprocess.PIPE) as process:
         os.close(theirs)
         seen = b""
         while b"[y/N]" not in seen:
@@ -250,8 +248,7 @@ def test_a_link_in_place_of_the_work_folder_is_not_followed(tmp_path: Path) -> N
 
 
 def test_an_interrupted_repair_leaves_no_stranger(tmp_path: Path) -> None:
-    """Files that a repair makes again are gone before it begins: else a kill would turn them into somebody
-    else's."""
+    """Files that a repair makes again are gone before it begins: else a kill would turn them into somebody else's."""
     documents = make_documents(60, seed=51)
     out = make_folder(tmp_path)
     (out / "edufineweb_train_000001.npy").unlink()

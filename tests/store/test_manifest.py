@@ -68,8 +68,8 @@ def test_a_person_and_a_program_can_read_it(folder: Path) -> None:
 
 
 def test_a_file_that_is_saved_again_is_as_if_saved_at_once(folder: Path) -> None:
-    """Whether lists grow, shrink or change between two saves, the text is what `json` writes of all values,
-    and its checksum is theirs."""
+    """Whether lists grow, shrink or change between two saves, the text is what `json` writes of all values, and its
+    checksum is theirs."""
     file = ManifestFile(FolderStore(folder))
     names = [{"name": name, "size_bytes": 1, "content_hash": "ab"} for name in ("é", "\udc80", "c")]
     records = [dataclasses.replace(RECORD, end=(Cursor(0, row),)) for row in range(4)]
@@ -139,9 +139,7 @@ def test_another_format_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["../escape.npy", "/etc/passwd", "a/b.npy", "..", ""])
 def test_no_name_escapes_the_folder(folder: Path, name: str) -> None:
     """A doctored manifest can't make us read or delete files elsewhere, even if its checksum fits."""
-    save_manifest(
-        dataclasses.replace(MANIFEST, shards=(dataclasses.replace(RECORD, name=name),)), FolderStore(folder)
-    )
+    save_manifest(dataclasses.replace(MANIFEST, shards=(dataclasses.replace(RECORD, name=name),)), FolderStore(folder))
     with pytest.raises(DamageError, match="where it should name edufineweb_val_000000"):
         load_manifest(folder)
 
@@ -186,9 +184,7 @@ def test_every_flipped_character_is_found(folder: Path, tries: Tries) -> None:
     for number in tries(2 * len(good), 20 * len(good)):
         data = bytearray(good)
         place = number % len(good)
-        data[place] = chooser.choice(
-            [data[place] ^ 1 << chooser.randrange(8), ord(chooser.choice("0123456789 e.-"))]
-        )
+        data[place] = chooser.choice([data[place] ^ 1 << chooser.randrange(8), ord(chooser.choice("0123456789 e.-"))])
         path.write_bytes(data)
         try:
             assert load_manifest(folder) == manifest
@@ -226,9 +222,7 @@ def test_an_edited_manifest_is_told(folder: Path) -> None:
         ("counts", Counts(-1), "negative"),
     ],
 )
-def test_records_that_contradict_each_other_are_refused(
-    folder: Path, field: str, value: object, words: str
-) -> None:
+def test_records_that_contradict_each_other_are_refused(folder: Path, field: str, value: object, words: str) -> None:
     """Even where the checksum fits, or there is none yet."""
     manifest = make_unfinished(folder)
     doctored = dataclasses.replace(manifest.shards[0], **{field: value})
@@ -292,8 +286,8 @@ FORMAT_3_SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", FORMAT_3_SETTINGS)
 def test_a_folder_of_format_3_is_finished(tmp_path: Path, name: str) -> None:
-    """From when a manifest had one cursor and no parts: two killed ones and one that ends at a limit resume
-    to the bytes of the reference, and are saved with parts."""
+    """From when a manifest had one cursor and no parts: two killed ones and one that ends at a limit resume to the
+    bytes of the reference, and are saved with parts."""
     settings = FORMAT_3_SETTINGS[name]
     shutil.copytree(FORMAT_3 / name, tmp_path / "out")
     shutil.copy(FORMAT_3 / "input.jsonl", tmp_path)
@@ -302,9 +296,7 @@ def test_a_folder_of_format_3_is_finished(tmp_path: Path, name: str) -> None:
     os.utime(tmp_path / "input.jsonl", ns=(0, data["files"][0]["mtime_ns"]))
     assert verify_folder(FolderStore(tmp_path / "out")).damages == []
     with pytest.raises(ChangedError, match="--min-tokens was"):
-        runs.build_inline(
-            tmp_path / "out", tmp_path / "input.jsonl", shard_tokens=900, **{**settings, "min_tokens": 7}
-        )
+        runs.build_inline(tmp_path / "out", tmp_path / "input.jsonl", shard_tokens=900, **{**settings, "min_tokens": 7})
     with pytest.raises(ChangedError, match="--text-column was text when"):
         runs.build_inline(
             tmp_path / "out", tmp_path / "input.jsonl", shard_tokens=900, **{**settings, "text_column": "id"}

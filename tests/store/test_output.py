@@ -81,9 +81,7 @@ def output_of(
 
 def slices_of(tokens: np.ndarray, shard_tokens: int, *, begin: int = 0) -> list[ShardSlice]:
     """As the packer cuts a block."""
-    packer = Packer(
-        shard_tokens, split_rule=SplitRule(val_tokens=shard_tokens), starts=(Cursor(0, 0, begin),)
-    )
+    packer = Packer(shard_tokens, split_rule=SplitRule(val_tokens=shard_tokens), starts=(Cursor(0, 0, begin),))
     return list(packer.pack(TokenBlock(Cursor(0, 0), Cursor(1, 2, 3), tokens, GPT2.find_eots(tokens))))
 
 
@@ -133,9 +131,7 @@ def test_without_finish_nothing_is_left(folder: Path) -> None:
     assert [path.name for path in folder.rglob("*")] == [WORK_FOLDER]
 
 
-def test_the_shard_is_synced_then_named_then_the_folder_synced(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shard_is_synced_then_named_then_the_folder_synced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard is durable before the manifest names it; then the same for the manifest."""
     calls: list[str] = []
     for name in ("write", "fsync", "replace"):
@@ -364,9 +360,7 @@ def test_few_files_stay_open(folder: Path) -> None:
 def test_the_header_is_numpys(tokens: int) -> None:
     """128 bytes, version 1.0, exactly as numpy writes them."""
     expected = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        expected, {"descr": "<u2", "fortran_order": False, "shape": (tokens,)}
-    )
+    np.lib.format.write_array_header_1_0(expected, {"descr": "<u2", "fortran_order": False, "shape": (tokens,)})
     assert FORMAT.header(tokens) == expected.getvalue()
     if tokens < 10**6:
         assert FORMAT.header(tokens) == numpy_bytes(np.zeros(tokens, np.uint16))[:128]

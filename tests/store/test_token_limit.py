@@ -36,8 +36,8 @@ WANTED = [
 @pytest.mark.full(but=["*megatron*"])
 @pytest.mark.parametrize("wanted", WANTED, ids=str)
 def test_a_grown_folder_is_that_of_an_uninterrupted_run(tmp_path: Path, wanted: Wanted) -> None:
-    """Limit after limit, in every layout: every file equals the reference's, every record that of a fresh
-    build, and the folder verifies."""
+    """Limit after limit, in every layout: every file equals the reference's, every record that of a fresh build, and
+    the folder verifies."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
     out = tmp_path / "out"
     for limit in GROWTH:

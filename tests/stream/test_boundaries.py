@@ -38,9 +38,7 @@ def check(block: EncodedBlock | TokenBlock | Span, vocabulary: Vocabulary = GPT2
 
 
 def chunk_of(documents: list[str], *, begins: bool, ends: bool) -> TextChunk:
-    return TextChunk(
-        Texts.from_strings(documents), None, None, starts_mid_document=begins, ends_mid_document=ends
-    )
+    return TextChunk(Texts.from_strings(documents), None, None, starts_mid_document=begins, ends_mid_document=ends)
 
 
 @given(texts, st.booleans(), st.booleans(), st.booleans())

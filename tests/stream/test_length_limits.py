@@ -60,8 +60,8 @@ def expected_of(
 
 
 def blocks_from(stream: Stream, sizes: list[int], place: int, only_some: bool) -> list[EncodedBlock]:
-    """The stream from a place on, in blocks of these sizes over and over. With `only_some`, every third block
-    has no cursor at its end, as in the middle of a row group."""
+    """The stream from a place on, in blocks of these sizes over and over. With `only_some`, every third block has no
+    cursor at its end, as in the middle of a row group."""
     blocks: list[EncodedBlock] = []
     start: int | None = place
     while place < len(stream.tokens):
@@ -97,8 +97,8 @@ def test_what_is_kept(
     n: int,
     ratio: Fraction,
 ) -> None:
-    """The documents that a plain loop keeps, in the same split, in any blocks, with the EOT on either side;
-    and from every checkpoint the same rest and the same counts."""
+    """The documents that a plain loop keeps, in the same split, in any blocks, with the EOT on either side; and from
+    every checkpoint the same rest and the same counts."""
     stream = stream_of(lengths, eot_first=eot_first)
     expected, left_out = expected_of(lengths, least, most, ratio, eot_first=eot_first)
     limits = LengthLimits(least, most)

@@ -97,8 +97,8 @@ RATIOS = st.sampled_from([Fraction(1, 10), Fraction(1, 2), Fraction(2, 3), Fract
 def test_a_share_of_the_documents_goes_to_validation(
     lengths: list[int], n: int, ratio: Fraction, eot_first: bool, block: int, seed: int
 ) -> None:
-    """Each document whole, by its number; a checkpoint wherever a segment of either split is full; and
-    from every checkpoint the rest is the same."""
+    """Each document whole, by its number; a checkpoint wherever a segment of either split is full; and from every
+    checkpoint the rest is the same."""
     expected: dict[str, list[int]] = {"val": [], "train": []}
     stream: list[int] = []
     for number, length in enumerate(lengths):
@@ -108,9 +108,7 @@ def test_a_share_of_the_documents_goes_to_validation(
         stream += tokens
     array = np.array(stream, np.uint16)
 
-    def pack_from(
-        start: int, done: PackedTotals
-    ) -> tuple[dict[str, list[int]], list[tuple[int, PackedTotals]]]:
+    def pack_from(start: int, done: PackedTotals) -> tuple[dict[str, list[int]], list[tuple[int, PackedTotals]]]:
         packer = Packer(n, split_rule=SplitRule(val_ratio=ratio, seed=seed), eot_first=eot_first, done=done)
         found: dict[str, list[int]] = {"val": [], "train": []}
         checkpoints = []
@@ -156,8 +154,8 @@ def test_the_beginning_goes_to_validation(
     block: int,
     limit: int | None,
 ) -> None:
-    """The first so many documents, files or tokens and nothing else; its last file is finished where training
-    begins; no file is empty; and from every checkpoint the rest is the same."""
+    """The first so many documents, files or tokens and nothing else; its last file is finished where training begins;
+    no file is empty; and from every checkpoint the rest is the same."""
     expected: dict[str, list[int]] = {"val": [], "train": []}
     streams: list[list[int]] = []
     number = 0

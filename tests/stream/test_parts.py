@@ -45,14 +45,12 @@ EOT = reference.EOT
 documents = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12)), max_size=25)
 
 
-@given(
-    documents, st.integers(1, 20), st.lists(st.integers(1, 9), min_size=1), st.integers(0, 6), st.booleans()
-)
+@given(documents, st.integers(1, 20), st.lists(st.integers(1, 9), min_size=1), st.integers(0, 6), st.booleans())
 def test_parts_take_turns_at_any_document(
     lengths: list[tuple[int, int]], n: int, sizes: list[int], least: int, only_some: bool
 ) -> None:
-    """The packed stream is that of a plain loop, wherever blocks end and whichever part comes next; and from
-    every checkpoint, each part from its own cursor on, the rest and the counts are the same."""
+    """The packed stream is that of a plain loop, wherever blocks end and whichever part comes next; and from every
+    checkpoint, each part from its own cursor on, the rest and the counts are the same."""
     texts = [[number] * length for number, (_, length) in enumerate(lengths)]
     expected = [token for text in texts if len(text) >= least for token in (EOT, *text)]
     # Of each document: its part, and where in the part's tokens it begins.
@@ -63,8 +61,8 @@ def test_parts_take_turns_at_any_document(
         ends[part] += 1 + len(text)
 
     def blocks_from(starts: Cursors) -> Iterator[EncodedBlock]:
-        """Each document in blocks of its own. A part can be read from the beginnings of documents on and,
-        unless `only_some`, from cuts inside them."""
+        """Each document in blocks of its own. A part can be read from the beginnings of documents on and, unless
+        `only_some`, from cuts inside them."""
         cut = itertools.cycle(sizes)
         for (part, begin), text in zip(begins, texts, strict=True):
             tokens = np.array([EOT, *text], np.uint16)
@@ -77,9 +75,7 @@ def test_parts_take_turns_at_any_document(
                 piece = tokens[done:end]
                 eots = np.flatnonzero(piece == EOT)
                 counts = Counts(text_bytes=end - done)
-                yield EncodedBlock(
-                    here, there, piece, eots, ends_mid_document=not is_last, counts=counts, part=part
-                )
+                yield EncodedBlock(here, there, piece, eots, ends_mid_document=not is_last, counts=counts, part=part)
                 done = end
 
     def pack_from(
@@ -117,9 +113,7 @@ def make_texts(seed: int, count: int) -> list[str]:
     """Documents of words, some of them long enough to be cut."""
     generator = random.Random(seed)
     words = ["one", "zwei", "trois", "четыре", "five's", "6", "seven,", "acht\n"]
-    return [
-        " ".join(generator.choices(words, k=generator.choice([1, 5, 40, 900]))).strip() for _ in range(count)
-    ]
+    return [" ".join(generator.choices(words, k=generator.choice([1, 5, 40, 900]))).strip() for _ in range(count)]
 
 
 def job_of_parts(out: Path, *inputs: Path, **settings: Any) -> Job:
@@ -156,8 +150,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[s
 def test_two_parts_are_one_stream_and_resume_from_every_record(
     tmp_path: Path, inputs: tuple[list[Path], list[str]], wanted: Wanted
 ) -> None:
-    """The bytes are those of both parts' documents, one after the other; and the same after a crash at any
-    checkpoint, with other batches, before, in and after the first document of the second part."""
+    """The bytes are those of both parts' documents, one after the other; and the same after a crash at any checkpoint,
+    with other batches, before, in and after the first document of the second part."""
     paths, texts = inputs
     settings = wanted.settings()
     expected = layout_reference.files(texts, wanted)
@@ -222,9 +216,7 @@ def test_a_manifest_whose_parts_do_not_fit_is_damaged(
         load_manifest(out)
 
 
-def test_a_quarantined_document_is_named_by_its_own_part(
-    tmp_path: Path, inputs: tuple[list[Path], list[str]]
-) -> None:
+def test_a_quarantined_document_is_named_by_its_own_part(tmp_path: Path, inputs: tuple[list[Path], list[str]]) -> None:
     """Two parts have a file of the same number: the log and `quarantine.jsonl` name the right one."""
     job = job_of_parts(tmp_path / "out", *inputs[0])
     (job.folder / WORK_FOLDER).mkdir(parents=True)
@@ -251,7 +243,5 @@ def test_worker_processes_read_the_right_part(tmp_path: Path, inputs: tuple[list
         with LocalExecutor(runs.spec_of(source), 2, 10**6, MemoryGuard(2**40)) as executor:
             encoded = list(collecting.encode(executor, source.batches(source.starts)))
         blocks = list(stitch(encoded, partial(make_mender, GPT2), source.starts))
-        assert [token for block in blocks for token in np.asarray(block.tokens)] == (
-            reference.stream(texts).tolist()
-        )
+        assert [token for block in blocks for token in np.asarray(block.tokens)] == (reference.stream(texts).tolist())
         assert {block.part for block in blocks} == {0, 1}

@@ -29,8 +29,8 @@ def stitched(*blocks: EncodedBlock) -> list[TokenBlock]:
 
 
 def test_a_run_cut_at_seams_is_the_run() -> None:
-    """A document in four blocks with seams between them has the tokens of one call, and the blocks behind
-    a seam are counted from the last place where reading can begin."""
+    """A document in four blocks with seams between them has the tokens of one call, and the blocks behind a seam are
+    counted from the last place where reading can begin."""
     text = "a" * 101
     parts = [text[:40], text[40:61], text[61:62], text[62:]]
     blocks = [

@@ -1,7 +1,7 @@
 """An S3 server on this machine: moto's, in a process of its own, and a door to it where things go wrong.
 
-moto does not look at signatures, so the door can pass requests on as they are. There are two other servers,
-which are not installed by themselves: `second_endpoint`.
+moto does not look at signatures, so the door can pass requests on as they are. There are two other servers, which are
+not installed by themselves: `second_endpoint`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def bucket_endpoint() -> Iterator[str]:
         [sys.executable, "-W", "ignore", "-c", _SERVER, str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # S3 has 5 MiB; tests have small files in parts. The first test that needs the server may have a
-        # TMPDIR of its own (ray_cluster.py), which goes with it.
+        # S3 has 5 MiB; tests have small files in parts. The first test that needs the server may have a TMPDIR of its
+        # own (ray_cluster.py), which goes with it.
         env={**os.environ, "S3_UPLOAD_PART_MIN_SIZE": "1", "TMPDIR": tempfile.gettempdir()},
     )
     with _served(server, port) as endpoint:
@@ -63,9 +63,8 @@ def bucket_endpoint() -> Iterator[str]:
 
 @pytest.fixture(scope="session", params=["ministack", "s3rver"])
 def second_endpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[str]:
-    """Another program that speaks S3: MiniStack (PyPI), which knows conditional writes, and s3rver (npm),
-    which does not. MiniStack needs a botocore of its own, so neither is among our packages: put them on PATH
-    from elsewhere."""
+    """Another program that speaks S3: MiniStack (PyPI), which knows conditional writes, and s3rver (npm), which does
+    not. MiniStack needs a botocore of its own, so neither is among our packages: put them on PATH from elsewhere."""
     program = shutil.which(request.param)
     if program is None:
         pytest.skip(f"{request.param} is not on PATH: pip or npm install {request.param}, anywhere")

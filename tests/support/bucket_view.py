@@ -1,7 +1,7 @@
 """What is in a bucket, seen by plain requests, past our own code and past doors; and what must be in it.
 
-The state of a bucket changes by requests only. So whoever looks after every request that changes something
-has seen every moment.
+The state of a bucket changes by requests only. So whoever looks after every request that changes something has seen
+every moment.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def is_output(name: str) -> bool:
 
 
 class Watcher:
-    """Looks at what a request has changed, every time, before anybody hears of it. An object with a final
-    name must be one of `allowed`: all of it, from its first moment to its last."""
+    """Looks at what a request has changed, every time, before anybody hears of it. An object with a final name must be
+    one of `allowed`: all of it, from its first moment to its last."""
 
     def __init__(self, view: BucketView, door: Door, *allowed: Mapping[str, bytes]) -> None:
         self.torn: list[str] = []

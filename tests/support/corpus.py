@@ -1,8 +1,7 @@
 """Real text for tests and benchmarks, as parquet files in FineWeb-Edu's schema.
 
-FINEWEB_SHARDS_CORPUS names a folder of them. Without it they are made of the demo's text, which
-configs/demo.toml names (the source files of Python's standard library), so that every clone runs the
-same tests.
+FINEWEB_SHARDS_CORPUS names a folder of them. Without it they are made of the demo's text, which configs/demo.toml names
+(the source files of Python's standard library), so that every clone runs the same tests.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ ROW_GROUPS = 8
 
 
 def corpus_files(scratch: Path, documents: int | None = None) -> list[Path]:
-    """The files of the corpus, or as many files with about so many documents of each, spread over it. What is
-    not there is written into `scratch`."""
+    """The files of the corpus, or as many files with about so many documents of each, spread over it. What is not there
+    is written into `scratch`."""
     if folder := os.environ.get(VARIABLE):
         files = sorted(Path(folder).glob("*.parquet"))
         assert files, f"{VARIABLE}={folder}: there is no parquet file."

@@ -24,9 +24,7 @@ def with_rule(rule: CutRule | None) -> Vocabulary:
 @cache
 def make_encoder(engine: str, rule: CutRule | None, *, eot_first: bool = True) -> Encoder:
     vocabulary = with_rule(rule)
-    return Encoder(
-        resolve_engine(engine)(vocabulary), TiktokenEngine(vocabulary), eot_first=eot_first, seed=0
-    )
+    return Encoder(resolve_engine(engine)(vocabulary), TiktokenEngine(vocabulary), eot_first=eot_first, seed=0)
 
 
 def use_rule(patch: pytest.MonkeyPatch, rule: CutRule | None) -> None:

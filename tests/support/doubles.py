@@ -29,9 +29,7 @@ class AtOncePlane(InProcessPlane):
 class InlineExecutor(Executor):
     """Does everything at once in this process: the same work as a worker's, without starting any."""
 
-    def __init__(
-        self, source: Parts, encoder: Encoder | TokenJoiner, plane: AtOncePlane | None = None
-    ) -> None:
+    def __init__(self, source: Parts, encoder: Encoder | TokenJoiner, plane: AtOncePlane | None = None) -> None:
         self._source = source
         self._encoder = encoder
         self._plane = plane

@@ -1,7 +1,7 @@
 """A small S3 server that keeps objects in files, for measuring: moto takes longer than what is measured.
 
-It knows what a run needs: PUT, GET with ranges, HEAD, DELETE, listings, uploads in parts, and conditions.
-Signatures are not looked at. What the files are is known to this process only, and none is ever deleted.
+It knows what a run needs: PUT, GET with ranges, HEAD, DELETE, listings, uploads in parts, and conditions. Signatures
+are not looked at. What the files are is known to this process only, and none is ever deleted.
 
     python tests/support/file_bucket.py FOLDER
 
@@ -29,8 +29,8 @@ _WHEN = "2026-01-01T00:00:00.000Z"
 
 @dataclass(frozen=True)
 class Stored:
-    """An object: files one after the other. An upload's parts stay as they came, because copying them would
-    take longer than what is measured."""
+    """An object: files one after the other. An upload's parts stay as they came, because copying them would take longer
+    than what is measured."""
 
     files: tuple[Path, ...]
     etag: str = field(default_factory=lambda: uuid.uuid4().hex)

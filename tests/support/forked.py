@@ -1,9 +1,8 @@
-"""Commands that speak to the hub, without workers, each in a fork of one process that has loaded the hub's
-clients: a tenth of the time of `runs.run_command`, which has the same answer. For tests in which workers are
-not the point.
+"""Commands that speak to the hub, without workers, each in a fork of one process that has loaded the hub's clients: a
+tenth of the time of `runs.run_command`, which has the same answer. For tests in which workers are not the point.
 
-One process that both lists and reads a file asks for its parts more often than workers do: where few requests
-are the point, the real command is needed."""
+One process that both lists and reads a file asks for its parts more often than workers do: where few requests are the
+point, the real command is needed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Commands one after the other, each in a fork of this process, which has loaded the clients of the hub.
 
-Reads orders from standard input, a JSON object on a line: words, environment, and the files for what is said.
-Answers each with its exit code. A fork begins as a command does: with its own environment, which the clients
-read again, and with nothing of what another command has remembered. It has no workers (inline.py).
+Reads orders from standard input, a JSON object on a line: words, environment, and the files for what is said. Answers
+each with its exit code. A fork begins as a command does: with its own environment, which the clients read again, and
+with nothing of what another command has remembered. It has no workers (inline.py).
 """
 
 from __future__ import annotations

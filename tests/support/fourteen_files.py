@@ -28,9 +28,7 @@ FLAGS = ("--shard-tokens", str(SHARD_TOKENS), "--batch-bytes", "1k", "--workers"
 
 def documents_of(number: int) -> list[str]:
     """The documents of one file; those that hurt are tested elsewhere."""
-    return [f"File {number}. {text}" for text in make_documents(ROWS_PER_FILE + 16, seed=900 + number)][
-        :ROWS_PER_FILE
-    ]
+    return [f"File {number}. {text}" for text in make_documents(ROWS_PER_FILE + 16, seed=900 + number)][:ROWS_PER_FILE]
 
 
 @cache
@@ -58,9 +56,7 @@ def parquet_of(number: int, rows: int) -> bytes:
 
 
 def sample_files(rows: int = 1, files: int = FILES) -> dict[str, bytes]:
-    return {
-        f"sample/10BT/{number:03d}_00000.parquet": parquet_of(number % FILES, rows) for number in range(files)
-    }
+    return {f"sample/10BT/{number:03d}_00000.parquet": parquet_of(number % FILES, rows) for number in range(files)}
 
 
 def sample_repository(rows: int = 1, files: int = FILES, token: str | None = None) -> Repository:
@@ -90,9 +86,7 @@ def environment(hub: StandInHub, home: Path, **more: str) -> dict[str, Any]:
     }
 
 
-def build(
-    hub: StandInHub, home: Path, out: Path, *words: str, **more: str
-) -> subprocess.CompletedProcess[str]:
+def build(hub: StandInHub, home: Path, out: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """A build in one process."""
     flags = ("--out", out, *FLAGS, *words)
     return forked.run_command("build", *DATASET, *flags, **environment(hub, home, **more))

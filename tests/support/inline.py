@@ -1,5 +1,5 @@
-"""The command in this process and a build without workers, where what is said, written and returned is the
-point and processes are not: a tenth of the time of `runs.run_command`, which has the same answer."""
+"""The command in this process and a build without workers, where what is said, written and returned is the point and
+processes are not: a tenth of the time of `runs.run_command`, which has the same answer."""
 
 from __future__ import annotations
 

@@ -192,8 +192,8 @@ def document_ends(tokens: list[int]) -> list[int]:
 
 
 def olmo_table(tokens: list[int]) -> bytes:
-    """As OLMo-core's write_document_indices writes it, in a gzip file that stores instead of deflating, in
-    blocks of 65,535 bytes and a last one that may be empty. gzip itself must read the same from it."""
+    """As OLMo-core's write_document_indices writes it, in a gzip file that stores instead of deflating, in blocks of
+    65,535 bytes and a last one that may be empty. gzip itself must read the same from it."""
     ends = [place + 1 for place, token in enumerate(tokens) if token == EOT]
     text = "".join(f"{a},{b}\n" for a, b in zip([0, *ends], ends, strict=False)).encode()
     data = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])

@@ -1,7 +1,7 @@
 """What the loader must give, in plain lists. Nothing here imports the code under test.
 
-A shard is a list of ids. Only the random numbers are numpy's: `default_rng([seed, epoch])` says the order of
-shards, `default_rng([seed, epoch, shard])` what happens inside one.
+A shard is a list of ids. Only the random numbers are numpy's: `default_rng([seed, epoch])` says the order of shards,
+`default_rng([seed, epoch, shard])` what happens inside one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The promises of an overnight run, and the count of what was tried for each: `make soak`.
 
-A test that proves one is marked with its name, `@pytest.mark.promise("resumes can be chained")`. Where it
-tries many times it takes its tries from the fixture `tries`: a few in `make test`, the full count in a soak.
-At the end of a soak a table shows promise, tries, failures, and the worst of what was measured.
+A test that proves one is marked with its name, `@pytest.mark.promise("resumes can be chained")`. Where it tries many
+times it takes its tries from the fixture `tries`: a few in `make test`, the full count in a soak. At the end of a soak
+a table shows promise, tries, failures, and the worst of what was measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs commands of this program in one process that stays connected to a Ray cluster.
 
-python ray_driver.py ADDRESS; each line of standard input is a JSON list of words, each line of standard
-output the exit code and what was written to standard error.
+python ray_driver.py ADDRESS; each line of standard input is a JSON list of words, each line of standard output the exit
+code and what was written to standard error.
 """
 
 from __future__ import annotations

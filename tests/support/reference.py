@@ -1,7 +1,7 @@
 """The independent reference: a plain single-threaded loop over tiktoken, and numpy.save.
 
-Nothing here imports the code under test. tiktoken's own `r50k_base` is used as published (it checks
-the hash of the ranks itself); only the download is replaced by the file that ships with the package.
+Nothing here imports the code under test. tiktoken's own `r50k_base` is used as published (it checks the hash of the
+ranks itself); only the download is replaced by the file that ships with the package.
 """
 
 from __future__ import annotations

@@ -67,9 +67,7 @@ def job_of(out: Path | str, *inputs: Path | str, **settings: Any) -> Job:
 
 def spec_of(source: Parts, engine: str = "tiktoken") -> WorkerSpec:
     """What workers need to know that only encode."""
-    return WorkerSpec(
-        source, engine, 0, ShardFormat(get_layout("build-nanogpt"), GPT2), FolderStore(Path()), 0
-    )
+    return WorkerSpec(source, engine, 0, ShardFormat(get_layout("build-nanogpt"), GPT2), FolderStore(Path()), 0)
 
 
 def manifest_of(

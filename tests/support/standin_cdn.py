@@ -22,8 +22,8 @@ LOGIN_PAGE = b"<html><title>Welcome</title>Please accept our terms to use this n
 class Signer:
     """Makes addresses that hold for a while, and judges them.
 
-    The styles: CloudFront's, S3's, and one from whose text no expiry can be read. The clock of the server may
-    differ from the client's by `clock_ahead_seconds`; its Date header tells it.
+    The styles: CloudFront's, S3's, and one from whose text no expiry can be read. The clock of the server may differ
+    from the client's by `clock_ahead_seconds`; its Date header tells it.
     """
 
     def __init__(self, style: Style, seconds: float, refusal_status: int, clock_ahead_seconds: float) -> None:

@@ -98,8 +98,8 @@ class ExpiredMidBody(Fault):
 class WrongRedirect(Fault):
     """A redirect of a large file that leads somewhere else.
 
-    dead: to a port that refuses connections. nowhere: without a Location. home: to the same address of the
-    hub. foreign: to a host that answers everything with a page of its own, as a hotel's network does.
+    dead: to a port that refuses connections. nowhere: without a Location. home: to the same address of the hub.
+    foreign: to a host that answers everything with a page of its own, as a hotel's network does.
     """
 
     to: Literal["dead", "nowhere", "home", "foreign"]

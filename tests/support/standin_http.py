@@ -1,5 +1,5 @@
-"""The part of the stand-in hub that speaks HTTP: read a request, have it answered, send the answer, as the
-fault wants it. What is answered is decided in standin_routes.py (the hub) and standin_cdn.py (the CDN).
+"""The part of the stand-in hub that speaks HTTP: read a request, have it answered, send the answer, as the fault wants
+it. What is answered is decided in standin_routes.py (the hub) and standin_cdn.py (the CDN).
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ class Answer:
 
     @classmethod
     def of_json(cls, value: object, status: int = 200, headers: Mapping[str, str] = {}) -> Self:
-        return cls.of_bytes(
-            status, json.dumps(value).encode(), {"Content-Type": "application/json", **headers}
-        )
+        return cls.of_bytes(status, json.dumps(value).encode(), {"Content-Type": "application/json", **headers})
 
     @classmethod
     def of_file(cls, file: HubFile, wanted_range: str | None, headers: dict[str, str]) -> Self:

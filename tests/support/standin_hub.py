@@ -5,12 +5,12 @@ Point the real clients at it and they work unchanged, so that tests need no netw
     with StandInHub([Repository("HuggingFaceFW/fineweb-edu", files)]) as hub:
         subprocess.run(command, env={**os.environ, "HF_ENDPOINT": hub.endpoint})
 
-`huggingface_hub` reads HF_ENDPOINT when it is imported: set it before, or start a child process.
-By hand: `python -m tests.support.standin_hub FOLDER --cdn --latency-ms 80 --connection-mb 20 --line-mb 125`.
+`huggingface_hub` reads HF_ENDPOINT when it is imported: set it before, or start a child process. By hand: `python -m
+tests.support.standin_hub FOLDER --cdn --latency-ms 80 --connection-mb 20 --line-mb 125`.
 
-It answers what `datasets` 5.2 and `huggingface_hub` 2.4 ask for when they read a dataset, and what
-uploading one takes (standin_uploads.py). Of models it sends files. It does not cover Xet transfers, buckets
-and the dataset viewer; with HF_HUB_DISABLE_XET large files are sent by LFS.
+It answers what `datasets` 5.2 and `huggingface_hub` 2.4 ask for when they read a dataset, and what uploading one takes
+(standin_uploads.py). Of models it sends files. It does not cover Xet transfers, buckets and the dataset viewer; with
+HF_HUB_DISABLE_XET large files are sent by LFS.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from tests.support.standin_uploads import Uploads
 class StandInHub:
     """The server, as a context manager. Faults and repositories may change while it runs.
 
-    With `cdn`, large files are redirected to a second server (localhost, not 127.0.0.1), as the real hub
-    does: to a signed address, which holds for `signature_seconds` and is then refused with `refusal_status`.
-    The bytes come without X-Repo-Commit and with another ETag, and the client must not send its token there.
-    What the second server sends keeps to the two speeds. A quota is (requests, seconds of a window).
-    `tree_page_entries` is how many entries the hub lists per request.
+    With `cdn`, large files are redirected to a second server (localhost, not 127.0.0.1), as the real hub does: to a
+    signed address, which holds for `signature_seconds` and is then refused with `refusal_status`. The bytes come
+    without X-Repo-Commit and with another ETag, and the client must not send its token there. What the second server
+    sends keeps to the two speeds. A quota is (requests, seconds of a window). `tree_page_entries` is how many entries
+    the hub lists per request.
     """
 
     def __init__(
@@ -196,8 +196,8 @@ def read_limit(text: str) -> Limit:
 
 
 def main() -> None:
-    """Serve the files of a folder as the sample-10BT config (with a README.md of its own: as that says) until
-    Ctrl-C or SIGTERM; then print what was asked for, as JSON."""
+    """Serve the files of a folder as the sample-10BT config (with a README.md of its own: as that says) until Ctrl-C or
+    SIGTERM; then print what was asked for, as JSON."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--repo", default="HuggingFaceFW/fineweb-edu")

@@ -44,8 +44,8 @@ class HubFile:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is in the large store, from which a CDN sends it: by its name, or because git would not
-        take it (the real hub draws the line at 10 MB)."""
+        """Whether it is in the large store, from which a CDN sends it: by its name, or because git would not take it
+        (the real hub draws the line at 10 MB)."""
         return self.path.endswith(LARGE_FILE_SUFFIXES) or self.size > LARGEST_GIT_FILE_BYTES
 
     @property
@@ -86,8 +86,8 @@ class HubFile:
 def fineweb_edu_card(paths: Iterable[str]) -> bytes:
     """Write a README.md with FineWeb-Edu's `configs:`, as far as there are files for them.
 
-    `default` comes first as in the original, because `datasets` also lists the files of the first
-    config when it is asked for another one: every real start lists data/.
+    `default` comes first as in the original, because `datasets` also lists the files of the first config when it is
+    asked for another one: every real start lists data/.
     """
     folders = sorted({str(PurePosixPath(path).parent) for path in paths})
     dumps = {folder[5:]: folder for folder in folders if folder.startswith("data/")}
@@ -135,8 +135,8 @@ class Repository:
     def replace_file(self, path: str, content: Content, *, new_commit: bool = True) -> str:
         """Replace or add a file and return the commit that has it.
 
-        A new commit is a push: the older commits stay as they are. Without one the bytes change
-        under a pinned commit, which the hub promises not to do and a reader must notice.
+        A new commit is a push: the older commits stay as they are. Without one the bytes change under a pinned commit,
+        which the hub promises not to do and a reader must notice.
         """
         files = {**self.commits[self.head], path: HubFile(path, content)}
         if new_commit:

@@ -68,8 +68,8 @@ class HubHandler(Handler):
         return Answer.of_json(action(self.server.hub.uploads))
 
     def _find_repository(self, repo_id: str) -> Repository:
-        """Check access. The 401 of a private repository carries RepoNotFound, because
-        huggingface_hub understands a bare 401 only when it comes from an https address."""
+        """Check access. The 401 of a private repository carries RepoNotFound, because huggingface_hub understands a
+        bare 401 only when it comes from an https address."""
         repository = self.server.hub.repositories.get(repo_id)
         if repository is None:
             raise RefusedError(404, "RepoNotFound", "Repository not found")
@@ -98,9 +98,7 @@ class HubHandler(Handler):
                 info = {"id": repository.repo_id, "sha": commit, "siblings": siblings, **flags}
                 return Answer.of_json(info)
             case ["tree", _, *folder]:
-                recursive, expand = (
-                    query.get(flag, ["false"])[0].lower() for flag in ("recursive", "expand")
-                )
+                recursive, expand = (query.get(flag, ["false"])[0].lower() for flag in ("recursive", "expand"))
                 folder_path = "/".join(folder)
                 names = repository.list_tree(commit, folder_path, recursive=recursive == "true")
                 if not names:

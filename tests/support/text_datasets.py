@@ -1,5 +1,5 @@
-"""A dataset on the stand-in hub with the same documents in every form of text, one config each, and a build
-of a config."""
+"""A dataset on the stand-in hub with the same documents in every form of text, one config each, and a build of a
+config."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tokenizers to test with, made here, and what the library that each is for makes of a text: nothing of ours.
 
-Real ones can't be committed; these have what is peculiar to them: another pattern, ids of four bytes, tokens
-that no merge reaches, a normalizer, a space before the text, bytes for what is not in the vocabulary.
+Real ones can't be committed; these have what is peculiar to them: another pattern, ids of four bytes, tokens that no
+merge reaches, a normalizer, a space before the text, bytes for what is not in the vocabulary.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def small_ranks(count: int) -> dict[bytes, int]:
 
 @cache
 def large_ranks() -> dict[bytes, int]:
-    """More than 65,536: GPT-2's, and pairs of its tokens, of which some are never reached by merges, because
-    another merge comes before."""
+    """More than 65,536: GPT-2's, and pairs of its tokens, of which some are never reached by merges, because another
+    merge comes before."""
     ranks, chooser = dict(gpt2_ranks()), random.Random(5)
     words = [token for token in ranks if token.isalpha() and len(token) > 2]
     while len(ranks) < 66_000:
@@ -125,8 +125,8 @@ def _judge(path: Path) -> Callable[[str], list[int]]:
 
 
 def llama3(folder: Path) -> Tokenizer:
-    """A `tokenizer.json` like Llama 3's: its pattern, bytes, special tokens behind the others, and settings
-    that shorten a text, which must not be obeyed."""
+    """A `tokenizer.json` like Llama 3's: its pattern, bytes, special tokens behind the others, and settings that
+    shorten a text, which must not be obeyed."""
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     split = pre_tokenizers.Split(tokenizers.Regex(LLAMA3), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -146,8 +146,8 @@ def llama3(folder: Path) -> Tokenizer:
 
 
 def normalizing(folder: Path) -> Tokenizer:
-    """A `tokenizer.json` with a normalizer (NFC, as GPT-NeoX has), added tokens that are text, and EOT as the
-    first id."""
+    """A `tokenizer.json` with a normalizer (NFC, as GPT-NeoX has), added tokens that are text, and EOT as the first
+    id."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -163,9 +163,7 @@ def normalizing(folder: Path) -> Tokenizer:
     tokenizer.save(str(folder / "nfc.json"))
     flags = ("--tokenizer", str(folder / "nfc.json"))
     size = tokenizer.get_vocab_size()
-    return Tokenizer(
-        "nfc.json", flags, size, 0, _judge(folder / "nfc.json"), "gigatoken", has_normalizer=True
-    )
+    return Tokenizer("nfc.json", flags, size, 0, _judge(folder / "nfc.json"), "gigatoken", has_normalizer=True)
 
 
 def llama2(folder: Path) -> Tokenizer:
@@ -177,9 +175,7 @@ def llama2(folder: Path) -> Tokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     names = [*specials, *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(
-        vocab_size=900, special_tokens=names, show_progress=False, max_token_length=12
-    )
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=names, show_progress=False, max_token_length=12)
     tokenizer.train_from_iterator(_texts(), trainer)
     data = json.loads(tokenizer.to_str())
     data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] in specials]

@@ -55,8 +55,5 @@ def test_what_nobody_wants_is_not_begun() -> None:
 
 def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
     """Ctrl-C must not wait for a download."""
-    code = (
-        "import time; from fineweb_shards.system.background import in_background as go; "
-        "go(lambda: time.sleep(600))"
-    )
+    code = "import time; from fineweb_shards.system.background import in_background as go; go(lambda: time.sleep(600))"
     assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0

@@ -79,9 +79,7 @@ def test_of_many_that_start_at_once_one_wins(tmp_path: Path, tries: Tries) -> No
     for number in tries(1, 5):
         out = tmp_path / str(number)
         racers = [
-            subprocess.Popen(
-                [*words, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-            )
+            subprocess.Popen([*words, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
             for _ in range(4)
         ]
         for racer in racers:

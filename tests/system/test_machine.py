@@ -38,9 +38,7 @@ def test_free_space_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
 def test_files_in_the_cache_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A control group that has read a large file is not full: both versions count the page cache as used."""
     monkeypatch.setattr(machine, "_cgroup_folders", lambda controller: [tmp_path])
-    (tmp_path / "memory.stat").write_text(
-        f"anon {20 * MIB}\ninactive_file {50 * MIB}\nactive_file {10 * MIB}\n"
-    )
+    (tmp_path / "memory.stat").write_text(f"anon {20 * MIB}\ninactive_file {50 * MIB}\nactive_file {10 * MIB}\n")
     (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
     (tmp_path / "memory.current").write_text(f"{80 * MIB}\n")
     assert machine.available_memory_bytes() == 80 * MIB
@@ -82,9 +80,7 @@ def test_manners() -> None:
     )
     ours = ("PYTHONUNBUFFERED", "PYTHONPATH")  # with the latter no process becomes nice in these tests
     plain = {name: value for name, value in os.environ.items() if name not in ours}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=plain, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=plain, check=False)
     assert done.stdout.split() == ["19", "800", "idle"]
 
 

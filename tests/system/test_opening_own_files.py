@@ -49,9 +49,7 @@ def writing_calls(path: Path) -> Iterator[str]:
         function = node.func
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         owner = getattr(getattr(function, "value", None), "id", "")
-        words = [
-            one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
-        ]
+        words = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
         if name in WRITES:
             yield name
         elif name in ("open", "fdopen") and (

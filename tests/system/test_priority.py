@@ -29,8 +29,8 @@ def disk_class(pid: int) -> str:
 @ONLY_LINUX
 @pytest.mark.parametrize(("flags", "expected"), CASES, ids=["default", "background", "normal"])
 def test_parent_and_workers_have_the_priority(tmp_path: Path, flags: list[str], expected: str) -> None:
-    """While a build waits for more of its standard input, all its processes have what the flag says. Shown by
-    the class for disks: niceness is switched off in these tests (support/startup)."""
+    """While a build waits for more of its standard input, all its processes have what the flag says. Shown by the class
+    for disks: niceness is switched off in these tests (support/startup)."""
     out = tmp_path / "out"
     settings = ["--workers", "1", "--batch-bytes", "64KiB", "--shard-tokens", "100M"]
     words = runs.command("build", "-", "--out", out, *settings, *flags)

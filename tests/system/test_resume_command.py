@@ -78,8 +78,8 @@ def test_broken_quotes_are_not_believed(script: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_command_from_another_terminal_runs_here(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the program that runs here, wherever the other one was; with its whole path where the command
-    begins with a `cd`."""
+    """With the program that runs here, wherever the other one was; with its whole path where the command begins with a
+    `cd`."""
     for recorded in ("fineweb-shards", "elsewhere/fineweb-shards", "'/a b/python3.12' -m fineweb_shards"):
         command = f"{recorded} build 'a b.txt' --out o"
         assert runnable_here(command) == ".venv/bin/fineweb-shards build 'a b.txt' --out o"
@@ -132,6 +132,6 @@ def test_more_flags_of_make_are_in_its_variable(typed: str, more: str) -> None:
     ],
 )
 def test_what_is_no_build_of_ours_is_not_shown(command: str) -> None:
-    """The file that it stands in may be somebody else's: it is shown to be pasted, so it must be one command,
-    a build, and one that deletes nothing and starts nothing else."""
+    """The file that it stands in may be somebody else's: it is shown to be pasted, so it must be one command, a build,
+    and one that deletes nothing and starts nothing else."""
     assert runnable_here(command) is None

@@ -49,9 +49,7 @@ def test_a_longer_one_ends_with_a_sentence() -> None:
 def test_retry_after_is_honoured() -> None:
     """What the server asks for is the least that is waited."""
     clock = FakeClock()
-    Retrier(3600, clock=clock).call(
-        failing_for(100, clock, TransientError("status 429", retry_after_seconds=40))
-    )
+    Retrier(3600, clock=clock).call(failing_for(100, clock, TransientError("status 429", retry_after_seconds=40)))
     assert all(wait >= 40 for wait in clock.waits)
     assert len(clock.waits) == 3
 

@@ -89,9 +89,7 @@ def test_verbs_that_only_print_end_with_their_reader(tmp_path: Path, source: Pat
     words = [verb, out] if verb != "plan" else [verb, "--input", source, "--out", out]
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        runs.command(*words), stdout=writer, stderr=subprocess.PIPE, timeout=600, check=False
-    )
+    done = subprocess.run(runs.command(*words), stdout=writer, stderr=subprocess.PIPE, timeout=600, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
     if FULL.exists():

@@ -37,8 +37,7 @@ def test_a_cut_falls_between_words() -> None:
 
 @pytest.mark.parametrize("columns", [30, 60, 80, 200])
 def test_lines_are_broken_between_words(columns: int) -> None:
-    """Every word whole and in order, no line wider than the terminal, and a row's text stays in its
-    column."""
+    """Every word whole and in order, no line wider than the terminal, and a row's text stays in its column."""
     text = "machine    2 workers, fastokens 0.3.5, memory budget 4.3 GB of the machine's 16 GB"
     lines = wrap(text, columns)
     assert " ".join(lines).split() == text.split()
@@ -85,8 +84,8 @@ def test_only_a_terminal_gets_its_lines_broken(tmp_path: Path) -> None:
 
 @pytest.mark.promise("untrusted text is shown safely")
 def test_nothing_hostile_leaves_the_program(tmp_path: Path) -> None:
-    """Documents, file names and columns full of payloads: what `plan`, `build`, their errors and the log
-    say is printable, line by line."""
+    """Documents, file names and columns full of payloads: what `plan`, `build`, their errors and the log say is
+    printable, line by line."""
     texts = [text.encode("utf-8", "replace").decode() for text in PAYLOADS]
     folder = tmp_path / "in\x1b[31m\u202e"
     folder.mkdir()

@@ -22,10 +22,7 @@ from tests.support import cut_rules, reference
 
 # In both spellings: as the reference is given them, and as the fast engines are.
 PATTERNS = {
-    regex
-    for one in builtin_vocabularies.PATTERNS.values()
-    if one.cut_rule
-    for regex in (one.regex, one.spelling)
+    regex for one in builtin_vocabularies.PATTERNS.values() if one.cut_rule for regex in (one.regex, one.spelling)
 }
 ALPHABET = [
     *"aZsLrE'’ ,.9/\n\r\t-",
@@ -51,9 +48,7 @@ nasty = st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=40).map("".join
 def encoding(pattern: str) -> tiktoken.Encoding:
     """GPT-2's tokens, split by another pattern."""
     ranks = reference.encoding()._mergeable_ranks
-    return tiktoken.Encoding(
-        "test", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256}
-    )
+    return tiktoken.Encoding("test", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256})
 
 
 def places(data: bytes) -> list[int]:
@@ -94,9 +89,7 @@ def test_no_cut_behind_a_word_changes_a_short_text() -> None:
         for left in itertools.product(before, repeat=3)
         for right in itertools.product(behind, repeat=1)
     )
-    seen += sum(
-        check(f"x'{left} {''.join(right)}") for left in "sLd" for right in itertools.product(behind, repeat=3)
-    )
+    seen += sum(check(f"x'{left} {''.join(right)}") for left in "sLd" for right in itertools.product(behind, repeat=3))
     assert seen > 1900
 
 
@@ -157,9 +150,7 @@ def test_the_longest_uncut_piece_depends_on_the_text_alone() -> None:
 
 
 @pytest.mark.parametrize("rule", ["words", None])
-def test_a_text_too_long_to_be_encoded_whole_is_refused(
-    rule: CutRule | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_too_long_to_be_encoded_whole_is_refused(rule: CutRule | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its length, the most, and the vocabulary; one byte less is encoded."""
     cut_rules.use_limits(monkeypatch, 1000)
     encode = cut_rules.make_encoder("tiktoken", rule).encode_documents

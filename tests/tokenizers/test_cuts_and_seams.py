@@ -73,15 +73,12 @@ def test_every_cut_keeps_the_tokens_of_any_text(text: str) -> None:
 def test_every_cut_keeps_the_tokens_of_all_short_texts(mender: SeamMender) -> None:
     """Exhaustive: all strings of five from the characters that the pattern cares about."""
     seen = sum(
-        check_all_cuts("xy" + "".join(letters) + "yz", mender)
-        for letters in itertools.product("a's 7!\n", repeat=4)
+        check_all_cuts("xy" + "".join(letters) + "yz", mender) for letters in itertools.product("a's 7!\n", repeat=4)
     )
     assert seen > 5_000
 
 
-@pytest.mark.parametrize(
-    "period", ["a", "ab", "aab", "=", "-=", " ", "\n", " \n", "你", "你好", "，", "7", "'"]
-)
+@pytest.mark.parametrize("period", ["a", "ab", "aab", "=", "-=", " ", "\n", " \n", "你", "你好", "，", "7", "'"])
 def test_periodic_runs_are_mended(period: str, mender: SeamMender) -> None:
     """In a run without any safe place the right half may be out of step to its very end."""
     text = period * 700
@@ -97,8 +94,8 @@ def test_periodic_runs_are_mended(period: str, mender: SeamMender) -> None:
 
 
 def test_white_space_is_what_tiktoken_takes_for_it() -> None:
-    """Our list of white space is tiktoken's `\\s`: two line ends in front of a character stay one token
-    exactly if the character is white space too (`\\s+(?!\\S)`)."""
+    """Our list of white space is tiktoken's `\\s`: two line ends in front of a character stay one token exactly if the
+    character is white space too (`\\s+(?!\\S)`)."""
     two_line_ends = reference.encode("\n\n")
     assert len(two_line_ends) == 1
     points = [point for point in range(0x30000) if not 0xD800 <= point < 0xE000]
@@ -161,9 +158,7 @@ def test_garbage_bytes_are_cut_where_decoding_does_not_change(junk: bytes) -> No
     places = all_cuts(data)
     assert places
     for cut in places:
-        halves = data[: cut.position].decode("utf-8", "replace") + data[cut.position :].decode(
-            "utf-8", "replace"
-        )
+        halves = data[: cut.position].decode("utf-8", "replace") + data[cut.position :].decode("utf-8", "replace")
         assert halves == data.decode("utf-8", "replace")
 
 

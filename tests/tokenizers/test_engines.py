@@ -61,14 +61,12 @@ def test_every_code_point_in_context(name: str) -> None:
 @pytest.mark.promise("bad text can't stop a run")
 @pytest.mark.parametrize("name", FAST_ENGINES)
 def test_new_characters_are_what_tiktoken_takes_them_for(name: str) -> None:
-    """Engines have newer tables of Unicode than tiktoken: U+0C5C is a letter to gigatoken, and to tiktoken it
-    is not. Each character that is new, or not assigned, alone in a text; all others many at a time."""
+    """Engines have newer tables of Unicode than tiktoken: U+0C5C is a letter to gigatoken, and to tiktoken it is not.
+    Each character that is new, or not assigned, alone in a text; all others many at a time."""
     spans = [(0x800, 0x2000), (0xA000, 0xB000), (0x10000, 0x1F000), (0x2A6D0, 0x2B740), (0x323A0, 0x323C0)]
     points = [point for span in spans for point in range(*span)]
     unassigned = [chr(point) for point in points if unicodedata.category(chr(point)) == "Cn"]
-    texts = [
-        f" {char}'s a{char}b1" for char in [*unassigned[::7], "\u088f", "\u0c5c", "\ua7ce", "\U00010940"]
-    ]
+    texts = [f" {char}'s a{char}b1" for char in [*unassigned[::7], "\u088f", "\u0c5c", "\ua7ce", "\U00010940"]]
     others = [char for char in map(chr, points) if unicodedata.category(char) != "Cn"]
     blocks = (others[first : first + 64] for first in range(0, len(others), 64))
     texts += ["".join(f" {char}'s a{char}b1" for char in block) for block in blocks]
@@ -98,8 +96,8 @@ def test_lone_surrogates_become_what_tiktoken_makes_of_them(name: str) -> None:
 @pytest.mark.promise("a tokenizer's exception loses no document")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_million_spaces_before_a_letter(name: str) -> None:
-    """tiktoken panics on these (tiktoken#400); we give the tokens it would have: for this text they are
-    one token a space, the last one with the letter, as in shorter runs that tiktoken can do."""
+    """tiktoken panics on these (tiktoken#400); we give the tokens it would have: for this text they are one token a
+    space, the last one with the letter, as in shorter runs that tiktoken can do."""
     short = reference.encode(" " * 5000 + "x")
     assert short == [*reference.encode(" ") * 4999, *reference.encode(" x")]
     text = " " * 1_100_000 + "x"
@@ -237,9 +235,7 @@ def test_eot_on_either_side() -> None:
     first = Encoder(reference_engine, reference_engine, eot_first=True, seed=0)
     last = Encoder(reference_engine, reference_engine, eot_first=False, seed=0)
     whole = TextChunk(texts, Cursor(0, 0), None)
-    middle = TextChunk(
-        Texts.from_strings(texts), Cursor(0, 0), None, starts_mid_document=True, ends_mid_document=True
-    )
+    middle = TextChunk(Texts.from_strings(texts), Cursor(0, 0), None, starts_mid_document=True, ends_mid_document=True)
     assert first.encode(whole, "").tokens.tolist() == [*eot, *parts[0], *eot, *parts[1], *eot, *parts[2]]
     assert last.encode(whole, "").tokens.tolist() == [*parts[0], *eot, *parts[1], *eot, *parts[2], *eot]
     assert first.encode(middle, "").tokens.tolist() == [*parts[0], *eot, *parts[1], *eot, *parts[2]]

@@ -27,8 +27,8 @@ def token_bytes(ranks: dict[bytes, int]) -> list[bytes]:
 
 
 def derive_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """For every token, the two tokens that it was merged from. Usually there is only one way to cut a token
-    into two of lower rank; if there are several, it is the one that byte-pair encoding ends with."""
+    """For every token, the two tokens that it was merged from. Usually there is only one way to cut a token into two of
+    lower rank; if there are several, it is the one that byte-pair encoding ends with."""
     merges = []
     for token in token_bytes(ranks):
         if len(token) > 1:
@@ -83,8 +83,8 @@ def test_one_flipped_byte_is_refused(tries: Tries, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.full
 def test_merges_are_derived_from_ranks() -> None:
-    """Each merge joins two older tokens into the one of its rank, and replaying byte-pair encoding by the
-    merge list arrives at the token itself."""
+    """Each merge joins two older tokens into the one of its rank, and replaying byte-pair encoding by the merge list
+    arrives at the token itself."""
     ranks = load_gpt2_ranks()
     merges = derive_merges(ranks)
     order = {pair: number for number, pair in enumerate(merges)}

@@ -13,9 +13,7 @@ from tests.support.example_run import SNAPSHOT
 REASON = "waiting for the network since 02:13 ({} %s " + "x" * 300
 
 screen = choose_screen(quiet=False, as_json=False)
-screen.show(
-    replace(SNAPSHOT, state=State.STARTING, tokens_per_second=None, seconds_left=None, expected_tokens=None)
-)
+screen.show(replace(SNAPSHOT, state=State.STARTING, tokens_per_second=None, seconds_left=None, expected_tokens=None))
 screen.tell(Event("worker", "worker 7 was killed; replaced"))
 screen.show(SNAPSHOT)
 screen.show(replace(SNAPSHOT, state=State.WAITING, reason=REASON))

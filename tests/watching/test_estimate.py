@@ -31,8 +31,8 @@ def slow_start(second: int) -> float:
 def simulate(
     speed: Callable[[int], float], total: Total, density: Callable[[float], float], waits: range = range(0)
 ) -> list[tuple[float, float | None, int]]:
-    """A run second by second: the share of its working time that has passed, the time left as it was shown,
-    and as it was. `density` is tokens a share of the input, to be estimated from what was read."""
+    """A run second by second: the share of its working time that has passed, the time left as it was shown, and as it
+    was. `density` is tokens a share of the input, to be estimated from what was read."""
     speedometer = Speedometer()
     done, share, shown = 0.0, 0.0, []
     working = 0

@@ -95,8 +95,8 @@ def test_waits_and_faults_are_marked(clock: list[float]) -> None:
 
 
 def test_runs_are_kept_with_their_waits(clock: list[float], folder: Path) -> None:
-    """How each ended, what it made, how often and how long it waited; one that was killed says nothing, and
-    its open wait ended where it was last heard of."""
+    """How each ended, what it made, how often and how long it waited; one that was killed says nothing, and its open
+    wait ended where it was last heard of."""
     first = History()
     first.begin_run(0, 4_000)
     clock[0] += 100

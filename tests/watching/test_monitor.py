@@ -103,8 +103,8 @@ def test_every_state_reaches_the_heartbeat(watched: tuple[Monitor, Progress, Pat
 
 
 def test_waiting_is_no_work(watched: tuple[Monitor, Progress, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No time left while it waits; what was waited for is counted, but not the seconds in which others went
-    on; the speed stays that of the work."""
+    """No time left while it waits; what was waited for is counted, but not the seconds in which others went on; the
+    speed stays that of the work."""
     monitor, progress, folder = watched
     now = [monitor_module.time.monotonic()]
     monkeypatch.setattr(monitor_module.time, "monotonic", lambda: now[0])

@@ -101,9 +101,7 @@ def test_json_is_for_programs(tmp_path: Path) -> None:
     result = objects[-1]
     assert result["event"] == "result"
     assert result["documents"] == len(DOCUMENTS)
-    assert (
-        result["tokens"] == json.loads((tmp_path / "out" / "manifest.json").read_text())["totals"]["tokens"]
-    )
+    assert result["tokens"] == json.loads((tmp_path / "out" / "manifest.json").read_text())["totals"]["tokens"]
     progress = next(one for one in objects if one["event"] == "progress")
     assert set(progress) == {"event", "time", *SNAPSHOT.__slots__}
 
@@ -179,8 +177,8 @@ REASON = "waiting for the network since 02:13, at most until 03:13: huggingface.
 @pytest.mark.parametrize("rows", [4, 12, 24])
 @pytest.mark.parametrize("columns", [40, 60, 80, 200])
 def test_a_wait_is_told_to_its_end(columns: int, rows: int) -> None:
-    """Every word of the reason, none broken, in as many lines as it takes; no time left that stands still,
-    no speed that is not there, nothing wider or higher than the terminal."""
+    """Every word of the reason, none broken, in as many lines as it takes; no time left that stands still, no speed
+    that is not there, nothing wider or higher than the terminal."""
     waiting = replace(SNAPSHOT, state=State.WAITING, reason=REASON, seconds_left=None)
     lines = screen.make_frame(waiting, columns - 1, rows - 1)
     assert max(map(len, lines)) < columns
@@ -232,8 +230,8 @@ def test_colours_are_honest() -> None:
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"CI": "true"}], ids=str)
 def test_a_terminal_that_redraws_nothing_gets_lines(environment: dict[str, str]) -> None:
-    """A dumb terminal, and the log of a CI service, which keeps everything: no control characters, and
-    nothing at all for a redraw."""
+    """A dumb terminal, and the log of a CI service, which keeps everything: no control characters, and nothing at all
+    for a redraw."""
     text = in_terminal(80, **environment).replace("\r\n", "\n")
     assert not CONTROL.search(text)
     assert text.splitlines() == ["worker 7 was killed; replaced", "the end"]
@@ -241,8 +239,8 @@ def test_a_terminal_that_redraws_nothing_gets_lines(environment: dict[str, str])
 
 @pytest.mark.parametrize("environment", NOTEBOOKS.values(), ids=NOTEBOOKS)
 def test_a_notebook_gets_one_line_that_is_rewritten(environment: dict[str, str]) -> None:
-    """It knows the carriage return and no other movement: every redraw covers the one before, and no line
-    is left of any."""
+    """It knows the carriage return and no other movement: every redraw covers the one before, and no line is left of
+    any."""
     text = in_terminal(80, **environment).replace("\r\n", "\n")
     assert "\x1b" not in text
     *_, redraws = text.split("worker 7 was killed; replaced\n")

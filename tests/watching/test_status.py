@@ -119,9 +119,7 @@ def test_running(folder: Path) -> None:
 
 def test_waiting(folder: Path) -> None:
     """For what, and since when."""
-    beat(
-        folder, replace(SNAPSHOT, state=State.WAITING, reason="waiting for the network since 02:13 (refused)")
-    )
+    beat(folder, replace(SNAPSHOT, state=State.WAITING, reason="waiting for the network since 02:13 (refused)"))
     with another_run(folder):
         assert "running, waiting for the network since 02:13 (refused)" in shown(folder)[1]
 
@@ -134,9 +132,7 @@ WAIT = "waiting for the network since 02:13, at most until 03:13: huggingface.co
 def test_watch_fits_the_terminal(folder: Path, columns: int, rows: int) -> None:
     """The state is told to its end, then progress and time; events go first where there is no room."""
     beat(folder, replace(SNAPSHOT, state=State.WAITING, reason=WAIT, seconds_left=None, waited_seconds=700.0))
-    events = [
-        f"2026-11-17 02:1{i}:00  retry      status 503; again in {i} s, the {i}th time" for i in range(5)
-    ]
+    events = [f"2026-11-17 02:1{i}:00  retry      status 503; again in {i} s, the {i}th time" for i in range(5)]
     (folder / WORK_FOLDER / "log.txt").write_text("\n".join(events) + "\n")
     with another_run(folder):
         lines = status_module.fit_screen(read_status(FolderStore(folder)), columns - 1, rows)
@@ -190,9 +186,7 @@ def test_a_heartbeat_of_an_older_version_is_read(folder: Path) -> None:
 
 def test_verifying(folder: Path) -> None:
     """The run is not over while shards are read back, although the manifest is complete."""
-    save_manifest(
-        runs.manifest_of(Config().fingerprint(), [], complete=True, totals=NO_TOTALS), FolderStore(folder)
-    )
+    save_manifest(runs.manifest_of(Config().fingerprint(), [], complete=True, totals=NO_TOTALS), FolderStore(folder))
     beat(folder, replace(SNAPSHOT, state=State.VERIFYING, verified_shards=2))
     with another_run(folder):
         state, text, _ = shown(folder)
@@ -248,9 +242,7 @@ def test_a_command_that_is_not_ours_is_not_shown(folder: Path) -> None:
 
 def test_complete(folder: Path) -> None:
     """Exit code 0; where the run ended badly all the same, that is told, too."""
-    save_manifest(
-        runs.manifest_of(Config().fingerprint(), [], complete=True, totals=NO_TOTALS), FolderStore(folder)
-    )
+    save_manifest(runs.manifest_of(Config().fingerprint(), [], complete=True, totals=NO_TOTALS), FolderStore(folder))
     beat(folder, exit_code=0)
     assert shown(folder)[::2] == ("complete", 0)
     beat(folder, replace(SNAPSHOT, reason="2 damaged files."), exit_code=7)
@@ -366,8 +358,8 @@ def test_watch_ends_when_no_run_is_at_work(killed: Path) -> None:
 def test_watch_waits_for_a_build_that_has_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Started before the build, in another terminal, it says what it waits for and follows the build to its
-    end; the folder need not exist, and is not made."""
+    """Started before the build, in another terminal, it says what it waits for and follows the build to its end; the
+    folder need not exist, and is not made."""
     folder = tmp_path / "out"
     lock = FolderLock(folder)
 

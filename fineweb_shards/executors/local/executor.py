@@ -1,14 +1,13 @@
 """Run a schedule with worker processes on this machine: send orders, receive messages, replace workers.
 
 A worker that dies is replaced, and its batches are done again: `multiprocessing.Pool` would hang for ever
-(cpython#66587, #96062), and `ProcessPoolExecutor` would lose the whole pool. Every worker has a pipe of its
-own, because the lock of a shared queue is never released if its holder dies (cpython#88304).
+(cpython#66587, #96062), and `ProcessPoolExecutor` would lose the whole pool. Every worker has a pipe of its own,
+because the lock of a shared queue is never released if its holder dies (cpython#88304).
 
-Everything happens in the caller's thread, inside `encode` and `wait`. No token passes through here: workers
-keep them, and are told where to write them. While the caller is busy, workers finish what they have; the
-window bounds it. While the machine is short of memory (memory_guard.py), no work is given out; if that is not
-enough, workers are ended until it has passed. Only the watchdog has a thread of its own. Which worker gets
-what is decided in schedule.py.
+Everything happens in the caller's thread, inside `encode` and `wait`. No token passes through here: workers keep them,
+and are told where to write them. While the caller is busy, workers finish what they have; the window bounds it. While
+the machine is short of memory (memory_guard.py), no work is given out; if that is not enough, workers are ended until
+it has passed. Only the watchdog has a thread of its own. Which worker gets what is decided in schedule.py.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
 
 
 class LocalExecutor(ScheduledExecutor[WorkerProcess]):
-    """Tokenizes with worker processes. `quarantined` are documents that earlier runs left out; `observer` is
-    told of dead workers and of waits."""
+    """Tokenizes with worker processes. `quarantined` are documents that earlier runs left out; `observer` is told of
+    dead workers and of waits."""
 
     def __init__(
         self,
@@ -102,8 +101,8 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
             self._send(worker, order)
 
     def _give_out(self) -> None:
-        """End workers as the memory guard says, replace those that are gone if memory allows it, and give out
-        what there is to do."""
+        """End workers as the memory guard says, replace those that are gone if memory allows it, and give out what
+        there is to do."""
 
         def is_needed(worker: WorkerProcess) -> bool:
             return self._schedule.keeps_any(worker) or self._files.count(worker) > 0

@@ -2,17 +2,15 @@
 
 What they work on is decided in schedule.py.
 
-How a worker died decides whether the document that it worked on is suspected (task.py). A signal that a
-process causes itself (SIGSEGV, SIGABRT …), or an exit code, is a crash. SIGKILL and all other signals come
-from outside: from a person, a scheduler, or the kernel's OOM killer. The kernel counts its OOM kills, which
-tells them from the others.
+How a worker died decides whether the document that it worked on is suspected (task.py). A signal that a process causes
+itself (SIGSEGV, SIGABRT …), or an exit code, is a crash. SIGKILL and all other signals come from outside: from a
+person, a scheduler, or the kernel's OOM killer. The kernel counts its OOM kills, which tells them from the others.
 
-The watchdog kills workers that have work and do nothing, such as deadlocked or stopped ones. They are then
-handled like all dead workers. It has a thread of its own, because the executor itself may be blocked by such
-a worker, in the middle of a message. A worker is fine as long as it sends messages or uses processor time,
-waits for the network (it reports that), for a disk or for a core (the kernel reports that), or while the
-executor does not receive from it. Time in which the watchdog did not run does not count: the machine was
-suspended, or the whole run was stopped.
+The watchdog kills workers that have work and do nothing, such as deadlocked or stopped ones. They are then handled like
+all dead workers. It has a thread of its own, because the executor itself may be blocked by such a worker, in the middle
+of a message. A worker is fine as long as it sends messages or uses processor time, waits for the network (it reports
+that), for a disk or for a core (the kernel reports that), or while the executor does not receive from it. Time in which
+the watchdog did not run does not count: the machine was suspended, or the whole run was stopped.
 """
 
 from __future__ import annotations
@@ -41,9 +39,9 @@ from fineweb_shards.system.retry import Clock
 from fineweb_shards.units import show_bytes, show_seconds
 
 Waitable = connection.Connection | int  # a pipe, or the sentinel of a process
-# Workers do no linear algebra. NumPy would start a thread for every core in every worker, and they spin for a
-# while: 20 ms of processor time on two cores. Only set while a worker starts: a command that runs after the
-# build is none of our business.
+# Workers do no linear algebra. NumPy would start a thread for every core in every worker, and they spin for a while: 20
+# ms of processor time on two cores. Only set while a worker starts: a command that runs after the build is none of our
+# business.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 _OWN_SIGNALS = {
@@ -55,8 +53,8 @@ WATCH_EVERY_SECONDS = 1.0
 # No message, and almost no processor time used.
 STUCK_SECONDS = 600.0
 _NEGLIGIBLE_SECONDS = 0.1
-# No message for this much processor time: a thousand times what a batch takes. If the processor time is not
-# known, wall time counts.
+# No message for this much processor time: a thousand times what a batch takes. If the processor time is not known, wall
+# time counts.
 ENDLESS_SECONDS = 3600.0
 # States of a process that waits for a disk (D), runs or waits for a core (R), or is being debugged (t).
 _ACTIVE_STATES = "DRt"
@@ -82,9 +80,9 @@ class WorkerProcess:
         worker_pipe.close()
         self.pid = self._process.pid or 0
         self.sentinel = self._process.sentinel  # becomes ready when the process has ended
-        # Not as an argument, and not in this thread: thousands of files don't fit into a pipe, so that each
-        # start would wait until the process before it reads, a second later. No order can overtake it: orders
-        # wait until the worker is ready.
+        # Not as an argument, and not in this thread: thousands of files don't fit into a pipe, so that each start would
+        # wait until the process before it reads, a second later. No order can overtake it: orders wait until the worker
+        # is ready.
         self._handover = in_background(lambda: self.pipe.send_bytes(spec))
 
     def kill(self) -> None:
@@ -98,8 +96,8 @@ class WorkerProcess:
         self.pipe.close()
 
     def kill_stuck(self, reason: str, *, stopped: bool) -> None:
-        """Kill the process because it does nothing any more. May be called from any thread. `stopped` says
-        that it was stopped from outside (SIGSTOP): then its document is not suspected."""
+        """Kill the process because it does nothing any more. May be called from any thread. `stopped` says that it was
+        stopped from outside (SIGSTOP): then its document is not suspected."""
         self._killed_as = Death(DeathKind.KILLED if stopped else DeathKind.STUCK, f"{reason} and was killed")
         self._process.kill()
 
@@ -127,9 +125,8 @@ class WorkerProcess:
 
 class Mailbox:
     """Everything that is listened to: messages and deaths of workers, and other wake-ups.
-    `multiprocessing.connection.wait` registers every pipe again at each call; with 64 workers that takes
-    longer than handling the message. Where the operating system has a better way, pipes are registered
-    once."""
+    `multiprocessing.connection.wait` registers every pipe again at each call; with 64 workers that takes longer than
+    handling the message. Where the operating system has a better way, pipes are registered once."""
 
     def __init__(self) -> None:
         self._waitables: list[Waitable] = []
@@ -196,8 +193,8 @@ class WorkerPool:
         self.mailbox.close()
 
     def apply_memory_advice(self, is_needed: Callable[[WorkerProcess], bool]) -> Iterator[WorkerProcess]:
-        """Pause or continue as the memory guard says; yield the workers that the caller has to end. A worker
-        that has grown beyond its share gets no more batches, and is yielded once nothing of it is needed."""
+        """Pause or continue as the memory guard says; yield the workers that the caller has to end. A worker that has
+        grown beyond its share gets no more batches, and is yielded once nothing of it is needed."""
         was_paused = self.paused
         advice = self._guard.look([worker.pid for worker in self.workers])
         self.paused = self._guard.shortage is not None
@@ -314,11 +311,11 @@ class Watchdog:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block SIGINT, SIGHUP and SIGTERM while a process is started, for the process and for the parent. Ctrl-C
-    and a closed terminal signal the whole process group, but the parent decides what to do. The process
-    inherits the mask, so that not even the start of its Python is interrupted; later it unblocks SIGTERM. The
-    parent gets its signals afterwards: in the middle of the start they would leave a child that has only half
-    of its data, and prints a traceback."""
+    """Block SIGINT, SIGHUP and SIGTERM while a process is started, for the process and for the parent. Ctrl-C and a
+    closed terminal signal the whole process group, but the parent decides what to do. The process inherits the mask, so
+    that not even the start of its Python is interrupted; later it unblocks SIGTERM. The parent gets its signals
+    afterwards: in the middle of the start they would leave a child that has only half of its data, and prints a
+    traceback."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows: the worker ignores SIGINT a little later
         yield
         return

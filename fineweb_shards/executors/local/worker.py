@@ -1,9 +1,9 @@
 """Run one worker process: encode batches, hold their tokens, write them where the parent says.
 
-Four threads: one receives orders, the main thread encodes, one writes, one finishes files (hashes and syncs
-them, writes sidecars). So none of them waits for another's disk or network. The process has no state except
-caches and the tokens it has not written yet, so that killing it costs only the batches it has. A last thread
-ends the process when the parent ends, for whatever reason.
+Four threads: one receives orders, the main thread encodes, one writes, one finishes files (hashes and syncs them,
+writes sidecars). So none of them waits for another's disk or network. The process has no state except caches and the
+tokens it has not written yet, so that killing it costs only the batches it has. A last thread ends the process when the
+parent ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ class Outbox(WorkerObserver):
             self._pipe.send(message)
 
     def add_fetched(self, size_bytes: int) -> None:
-        """On a slow connection an `Alive` message now and then tells the watchdog that the worker is not
-        stuck."""
+        """On a slow connection an `Alive` message now and then tells the watchdog that the worker is not stuck."""
         super().add_fetched(size_bytes)
         now = time.monotonic()
         if now - self._last_alive > _ALIVE_EVERY_SECONDS:
@@ -82,8 +81,8 @@ class Outbox(WorkerObserver):
 
 
 def run_worker(pipe: connection.Connection) -> None:
-    """Receive a WorkerSpec, then do what the parent orders until it closes the pipe. This is the process's
-    main function."""
+    """Receive a WorkerSpec, then do what the parent orders until it closes the pipe. This is the process's main
+    function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by pool.py

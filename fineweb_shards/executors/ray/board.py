@@ -1,14 +1,14 @@
 """Exchange what the driver, which is the parent of a run, and its tasks on the nodes have to know.
 
-Before its first task a process gets a `Shipment` from the run's board, an actor on the driver's node. It has
-what a node lacks: the environment variables that say how data is reached, and the files of the tokenizer.
+Before its first task a process gets a `Shipment` from the run's board, an actor on the driver's node. It has what a
+node lacks: the environment variables that say how data is reached, and the files of the tokenizer.
 
-Tasks return their results by themselves. The board is for what can't wait until a task ends: that it waits
-for the network, or which document it is about to try, which has to be known even if its process dies of it.
-The driver has one question open, which is answered when there is something new, so nobody polls.
+Tasks return their results by themselves. The board is for what can't wait until a task ends: that it waits for the
+network, or which document it is about to try, which has to be known even if its process dies of it. The driver has one
+question open, which is answered when there is something new, so nobody polls.
 
-No tokens pass here, except those of a block with a seam: they stay in Ray's object store. Messages are
-pickled here, as plain bytes; Ray's own way would take several times as long.
+No tokens pass here, except those of a block with a seam: they stay in Ray's object store. Messages are pickled here, as
+plain bytes; Ray's own way would take several times as long.
 """
 
 from __future__ import annotations
@@ -125,11 +125,11 @@ def start_board(name: str, shipment: Shipment) -> Any:
 
 
 def pack_environment(source: Parts, out: str) -> dict[str, str]:
-    """Return the variables that nodes need to read the source and to write to `out`: addresses, proxies,
-    credentials; for the hub with the token that was saved on this machine. A process of Ray's has the
-    environment of its node, not of the driver. They are not given to Ray as a runtime environment, because
-    that stands in its logs and on its dashboard, and some are secrets. For the same reason only those are
-    sent that this run uses: where its input and its output are decides which."""
+    """Return the variables that nodes need to read the source and to write to `out`: addresses, proxies, credentials;
+    for the hub with the token that was saved on this machine. A process of Ray's has the environment of its node, not
+    of the driver. They are not given to Ray as a runtime environment, because that stands in its logs and on its
+    dashboard, and some are secrets. For the same reason only those are sent that this run uses: where its input and its
+    output are decides which."""
 
     def is_needed(name: str) -> bool:
         if name.upper() in _PROXIES:
@@ -166,10 +166,9 @@ def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def unpacked(spec: WorkerSpec, files: Mapping[str, bytes]) -> Iterator[WorkerSpec]:
-    """Have the vocabulary's files on this machine for a while, and the spec with a vocabulary that finds them
-    there: `Vocabulary.folder` is a folder of the driver's. They are there only while an engine loads them, in
-    a folder of this process. So nothing stays on the node after a run, and no process believes what another
-    user has put there."""
+    """Have the vocabulary's files on this machine for a while, and the spec with a vocabulary that finds them there:
+    `Vocabulary.folder` is a folder of the driver's. They are there only while an engine loads them, in a folder of this
+    process. So nothing stays on the node after a run, and no process believes what another user has put there."""
     if not files:
         yield spec
         return

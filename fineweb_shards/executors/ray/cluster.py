@@ -1,11 +1,11 @@
 """Connect to a Ray cluster, or start one on this machine; know its nodes, its memory, and why its tasks fail.
 
-Ray prints, installs a signal handler and wants to report its usage. None of it may disturb a run: what it
-says goes to the log, and signals are handled as before.
+Ray prints, installs a signal handler and wants to report its usage. None of it may disturb a run: what it says goes to
+the log, and signals are handled as before.
 
-Nor may a run change what Ray does later. A cluster on this machine has Ray's token authentication, with a
-token that only its own processes know: Ray by itself would save one as `~/.ray/auth_token`, and with that
-file there the next `ray start --head` wants a token of everybody. Such a cluster is told from none at all.
+Nor may a run change what Ray does later. A cluster on this machine has Ray's token authentication, with a token that
+only its own processes know: Ray by itself would save one as `~/.ray/auth_token`, and with that file there the next `ray
+start --head` wants a token of everybody. Such a cluster is told from none at all.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _NO_CLUSTER = (
     "Start a cluster with `ray start --head`, which prints its address; or leave --ray-address out, and a "
     "run starts its own on this machine."
 )
-# For this process and, if it starts them, Ray's own: no report to its makers, no errors of a library on the
-# terminal, no second message for an error that is handled here.
+# For this process and, if it starts them, Ray's own: no report to its makers, no errors of a library on the terminal,
+# no second message for an error that is handled here.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
@@ -87,8 +87,8 @@ class Node:
 
 
 class Cluster:
-    """A connection to a cluster, from `connect` on. `cores` and `store_bytes` are for one that is started
-    here, and goes when it is closed."""
+    """A connection to a cluster, from `connect` on. `cores` and `store_bytes` are for one that is started here, and
+    goes when it is closed."""
 
     def __init__(self, address: str, cores: int, store_bytes: int, observer: Observer) -> None:
         self._address = find_address(address)
@@ -149,8 +149,8 @@ class Cluster:
         return nodes
 
     def close(self) -> None:
-        """Disconnect. The tasks and objects of the run go with the connection, and a cluster that was started
-        here goes as well."""
+        """Disconnect. The tasks and objects of the run go with the connection, and a cluster that was started here goes
+        as well."""
         if not self.is_shared:
             with _handlers_kept():
                 load_ray().shutdown()
@@ -222,8 +222,8 @@ def _lines_of(error: BaseException) -> list[str]:
 
 
 def check_reachable(address: str) -> None:
-    """Raise UsageError if no cluster answers at an address, or one that refuses this run. Ray itself would
-    try again for minutes, and hear no Ctrl-C."""
+    """Raise UsageError if no cluster answers at an address, or one that refuses this run. Ray itself would try again
+    for minutes, and hear no Ctrl-C."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         return  # a word that Ray knows: `auto`, `local`
@@ -246,10 +246,10 @@ def check_reachable(address: str) -> None:
 
 
 def explain_failure(error: BaseException) -> Death:
-    """Return how a task of Ray's died that gave no answer; UsageError or WorkerError, with its node, if
-    another try would fail as well. Whatever ended it, a document is never suspected for it: where that
-    matters, documents are encoded in a process whose exit code is seen (`RunProcess` in worker.py). Only a
-    shortage of memory is told apart, because the batch is then tried alone."""
+    """Return how a task of Ray's died that gave no answer; UsageError or WorkerError, with its node, if another try
+    would fail as well. Whatever ended it, a document is never suspected for it: where that matters, documents are
+    encoded in a process whose exit code is seen (`RunProcess` in worker.py). Only a shortage of memory is told apart,
+    because the batch is then tried alone."""
     exceptions = load_ray().exceptions
     match error:
         case exceptions.OutOfMemoryError():
@@ -268,9 +268,7 @@ def explain_failure(error: BaseException) -> Death:
                 f"{platform.python_version()} as on this one.",
             ) from error
         case exceptions.RayTaskError():
-            raise WorkerError(
-                f"Node {_node_of(error)} could not run a task: {_lines_of(error)[-1]}"
-            ) from error
+            raise WorkerError(f"Node {_node_of(error)} could not run a task: {_lines_of(error)[-1]}") from error
         case exceptions.WorkerCrashedError() | exceptions.RayActorError():
             return Death(DeathKind.KILLED, "ended unexpectedly")
         case exceptions.TaskCancelledError():
@@ -309,8 +307,8 @@ class _LogHandler(logging.Handler):
 
 @contextlib.contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Keep the handlers of signals. Ray's handler of SIGTERM exits; if that happens meanwhile, ours is called
-    in its place."""
+    """Keep the handlers of signals. Ray's handler of SIGTERM exits; if that happens meanwhile, ours is called in its
+    place."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

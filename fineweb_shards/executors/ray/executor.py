@@ -1,7 +1,7 @@
 """Run a schedule on a Ray cluster: batches are encoded, and files written and sealed, by tasks on its nodes.
 
-The driver, which is the parent of a run, decides everything, as with the local executor. It sees lengths,
-boundaries and cursors.
+The driver, which is the parent of a run, decides everything, as with the local executor. It sees lengths, boundaries
+and cursors.
 
 - **Encoding.** A task encodes a few batches and returns two objects: what the driver has to know, and the
   tokens, which stay in the object store of the node. A schedule's worker is an attempt: such a task, and
@@ -73,9 +73,9 @@ _WRITTEN = completed(None)  # at the latest when the file is sealed
 
 
 class RayExecutor(ScheduledExecutor[Attempt]):
-    """Tokenizes with tasks on a cluster. `out` is where shards go, a folder or an address; `shared_folder`:
-    all nodes see the output folder. `window_bytes` is the most text of streams, which the driver has to keep;
-    `most_tasks` how many tasks encode at once. `quarantined` are documents that earlier runs left out."""
+    """Tokenizes with tasks on a cluster. `out` is where shards go, a folder or an address; `shared_folder`: all nodes
+    see the output folder. `window_bytes` is the most text of streams, which the driver has to keep; `most_tasks` how
+    many tasks encode at once. `quarantined` are documents that earlier runs left out."""
 
     def __init__(
         self,
@@ -181,9 +181,9 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     @property
     def used_bytes(self) -> int:
-        """Roughly: the sum of what the driver has, of what each process that encodes had at the end of its
-        last task, and of the tokens in the object stores. Ray's own processes and second copies in the stores
-        are not in it. Nobody is asked for it: the figures come with the results of tasks."""
+        """Roughly: the sum of what the driver has, of what each process that encodes had at the end of its last task,
+        and of the tokens in the object stores. Ray's own processes and second copies in the stores are not in it.
+        Nobody is asked for it: the figures come with the results of tasks."""
         since = time.monotonic() - _FORGET_AFTER_SECONDS
         processes = sum(size for size, noted in list(self._process_bytes.values()) if noted > since)
         tokens_bytes = self._unwritten.unplaced_bytes + self._unwritten.placed_bytes

@@ -1,19 +1,17 @@
 """Have files written and sealed on the nodes: start each task when it can be, again if its process dies.
 
-`Unwritten` keeps which tokens belong where, until they are written: blocks by batch and number, placements by
-file. Who has the tokens of a block now is an Attempt; if that is lost, the block waits until another one has
-made them again.
+`Unwritten` keeps which tokens belong where, until they are written: blocks by batch and number, placements by file. Who
+has the tokens of a block now is an Attempt; if that is lost, the block waits until another one has made them again.
 
-A task waits until all tokens that it writes are there, and until parts of its file that are written early are
-written.
+A task waits until all tokens that it writes are there, and until parts of its file that are written early are written.
 
-The processes that do it are actors and not Ray tasks: Ray ends processes that had nothing to do for a second,
-and starting one takes a second of processor time, which a shard every few seconds would cost each time. They
-take no core of their node's, so a file never waits for batches. If one dies Ray starts it again. A node gets
-one when all others have something to do.
+The processes that do it are actors and not Ray tasks: Ray ends processes that had nothing to do for a second, and
+starting one takes a second of processor time, which a shard every few seconds would cost each time. They take no core
+of their node's, so a file never waits for batches. If one dies Ray starts it again. A node gets one when all others
+have something to do.
 
-Ray takes 15 seconds to notice that a node is gone. So where a task has died no other is started for a while,
-if there is any other node.
+Ray takes 15 seconds to notice that a node is gone. So where a task has died no other is started for a while, if there
+is any other node.
 """
 
 from __future__ import annotations
@@ -179,10 +177,10 @@ class NodeTask(FileTask):
 
 
 class NodeTasks:
-    """All file tasks that are not done, and the processes on nodes that do them. `run` is the name of the
-    run's board; `expect` has a function called, later, with the future of a Ray task; `on_written` gets what
-    a task has written, `on_lost` the attempts whose tokens are lost. `creates`: nodes don't see the output
-    folder, so each makes its file on its own disk."""
+    """All file tasks that are not done, and the processes on nodes that do them. `run` is the name of the run's board;
+    `expect` has a function called, later, with the future of a Ray task; `on_written` gets what a task has written,
+    `on_lost` the attempts whose tokens are lost. `creates`: nodes don't see the output folder, so each makes its file
+    on its own disk."""
 
     def __init__(
         self,
@@ -225,8 +223,8 @@ class NodeTasks:
             load_ray().kill(process)
 
     def add(self, number: int, work: FileWork | None, shares: Sequence[Share] = ()) -> Future[Any]:
-        """Add a task: write these shares, then finish the file. If it seals a file, it waits for the parts of
-        it that are written early."""
+        """Add a task: write these shares, then finish the file. If it seals a file, it waits for the parts of it that
+        are written early."""
         path = str(work.path) if isinstance(work, Segment) else None
         writes = (task for task in self._tasks.values() if task.work is None)
         after = [task for task in writes if task.shares[0].placement.path == path]
@@ -239,8 +237,7 @@ class NodeTasks:
             self._start(task)
 
     def _start(self, task: NodeTask) -> None:
-        """Have a task done on the node with the fewest, unless it is running, or needs something that is not
-        there."""
+        """Have a task done on the node with the fewest, unless it is running, or needs something that is not there."""
         now = time.monotonic()
         if not self._nodes or task.running or now < task.not_before:
             return
@@ -290,9 +287,7 @@ class NodeTasks:
             # A node has several at once: one line on the screen is enough for all that it takes along.
             is_first = task.node not in self._avoided
             self._avoided[task.node] = now + _AVOID_SECONDS
-            text = (
-                f"a process that was to {describe_work(task.work)} {death.description}; another one does it"
-            )
+            text = f"a process that was to {describe_work(task.work)} {death.description}; another one does it"
             self._observer.tell(Event("worker", text, loud=is_first))
             task.note_death(death)
             return

@@ -1,8 +1,8 @@
 """Do a run's tasks in Ray's worker processes: encode batches, write and seal files.
 
-A process loads the engine once, with its first task of a run, and has no other state, so that killing it, or
-its node, costs only its task. What a node can't see of the run, a file of the input or the output folder, is
-an error that names the node.
+A process loads the engine once, with its first task of a run, and has no other state, so that killing it, or its node,
+costs only its task. What a node can't see of the run, a file of the input or the output folder, is an error that names
+the node.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ class FileProcess:
         self._run = run
 
     def do(self, objects: Sequence[Any], order: bytes) -> bytes:
-        """Do a pickled FileOrder with the tokens in these objects, and return a pickled FileResult. The
-        objects come as references: they are fetched one after the other, so that few are in memory at
-        once."""
+        """Do a pickled FileOrder with the tokens in these objects, and return a pickled FileResult. The objects come as
+        references: they are fetched one after the other, so that few are in memory at once."""
         file_order: FileOrder = pickle.loads(order)
         try:
             result = _process_of(self._run).do(objects, file_order)
@@ -189,11 +188,10 @@ class RunProcess:
         return EncodedBatch(tuple(blocks))
 
     def _encode_in_process(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
-        """Yield the blocks of a batch that has ended several workers, encoded one document at a time in a
-        process of its own; ProcessDiedError if that dies. Ray tells that a worker has died, but not of what.
-        It matters (task.py): a document is suspected if its process crashes, and never if it was killed from
-        outside. So the process is a worker of the local executor, whose exit code is seen, and it says which
-        document it is about to encode."""
+        """Yield the blocks of a batch that has ended several workers, encoded one document at a time in a process of
+        its own; ProcessDiedError if that dies. Ray tells that a worker has died, but not of what. It matters (task.py):
+        a document is suspected if its process crashes, and never if it was killed from outside. So the process is a
+        worker of the local executor, whose exit code is seen, and it says which document it is about to encode."""
         with contextlib.ExitStack() as loading:
             spec = loading.enter_context(unpacked(self._spec, self._vocabulary_files))
             worker = WorkerProcess(pickle.dumps(replace(spec, holds_tokens=False)))
@@ -228,8 +226,8 @@ class RunProcess:
                 worker.join()
 
     def _check_input(self, batch: Batch) -> None:
-        """Raise InputError if this node can't see the batch's file. It would be taken for a damaged one, and
-        left out with --on-bad-file skip."""
+        """Raise InputError if this node can't see the batch's file. It would be taken for a damaged one, and left out
+        with --on-bad-file skip."""
         file = self._source.file_of(batch)
         reads_path = batch.payload is None and batch.problem is None and file.place == LOCAL
         if reads_path and not os.path.exists(file.path):
@@ -257,11 +255,9 @@ class RunProcess:
 
         return messages.try_order(order, finish, lambda: f"A task on {node_name()}")
 
-    def _write(
-        self, objects: Sequence[Any], order: FileOrder, observer: Observer, path: Path | None
-    ) -> list[int]:
-        """Write the tokens, object by object, into the file at `path`, if it is not where the order says;
-        return the objects that are lost."""
+    def _write(self, objects: Sequence[Any], order: FileOrder, observer: Observer, path: Path | None) -> list[int]:
+        """Write the tokens, object by object, into the file at `path`, if it is not where the order says; return the
+        objects that are lost."""
         ray = load_ray()
         by_object: dict[int, list[StoredTokens]] = {}
         for part in order.tokens:
@@ -284,9 +280,9 @@ class RunProcess:
 
 @contextlib.contextmanager
 def _scratch_file(path: str, run: str) -> Iterator[Path]:
-    """Make an empty file on this node, named after `path`, and remove it in the end. Nobody else has one of
-    the same name: when the line to a process breaks its order is done again, and the first one may still be
-    running, on this node."""
+    """Make an empty file on this node, named after `path`, and remove it in the end. Nobody else has one of the same
+    name: when the line to a process breaks its order is done again, and the first one may still be running, on this
+    node."""
     folder, name = os.path.split(path)
     try:
         make_folder(Path(folder))

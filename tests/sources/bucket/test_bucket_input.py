@@ -89,8 +89,8 @@ def test_the_same_bytes_as_the_reference(tmp_path: Path, bucket_url: str, form: 
 def test_the_same_bytes_by_ranges(
     tmp_path: Path, bucket_url: str, door: Door, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """A text that is not small is read by ranges: the same tokens, also after faults; an object that is
-    replaced is noticed."""
+    """A text that is not small is read by ranges: the same tokens, also after faults; an object that is replaced is
+    noticed."""
     monkeypatch.setattr(base, "_SMALL_BYTES", 0)
     monkeypatch.setattr(Clock, "sleep", lambda clock, seconds: None)
     upload_forms(tmp_path, bucket_url, {f"a/0.{form}": PLAIN})
@@ -127,8 +127,7 @@ def test_the_real_command_with_workers(tmp_path: Path, bucket_url: str, form: st
 
 
 def test_what_an_address_stands_for(tmp_path: Path, bucket_url: str) -> None:
-    """One object, a folder with all below it, a glob: as on a disk, hidden names and marks of folders left
-    out."""
+    """One object, a folder with all below it, a glob: as on a disk, hidden names and marks of folders left out."""
     names = [
         "a/1.jsonl",
         "a/b/2.jsonl",
@@ -145,10 +144,7 @@ def test_what_an_address_stands_for(tmp_path: Path, bucket_url: str) -> None:
     notes: list[str] = []
 
     def found(*inputs: str, form: str = "auto") -> list[str]:
-        return [
-            file.name
-            for file in find_files(tuple(bucket_url + text for text in inputs), form, note=notes.append)
-        ]
+        return [file.name for file in find_files(tuple(bucket_url + text for text in inputs), form, note=notes.append)]
 
     assert found("/a/1.jsonl") == ["1.jsonl"]
     assert found("/a/notes.pdf") == ["notes.pdf"]
@@ -186,8 +182,8 @@ def test_input_that_is_not_there(bucket_url: str, text: str, words: str) -> None
 
 
 def test_mistakes_in_the_command(tmp_path: Path, bucket_environment: str) -> None:
-    """A bucket that is not there, a misspelt scheme, a key in the address: one sentence, the right exit code,
-    no secret."""
+    """A bucket that is not there, a misspelt scheme, a key in the address: one sentence, the right exit code, no
+    secret."""
     mistakes = (
         ("s3://there-is-none/x", 3, "there is no such bucket"),
         ("s3a://bucket/x", 2, "s3a://: no known object store. Did you mean s3://?"),
@@ -208,9 +204,7 @@ def test_mistakes_in_the_command(tmp_path: Path, bucket_environment: str) -> Non
 
 def test_validation_files_in_a_bucket(tmp_path: Path, bucket_url: str) -> None:
     """--val-input takes addresses like --input, and its files come first."""
-    upload_forms(
-        tmp_path, bucket_url, {"a/0.jsonl": PLAIN[:50], "a/1.jsonl": PLAIN[50:90], "v/0.txt.gz": PLAIN[90:95]}
-    )
+    upload_forms(tmp_path, bucket_url, {"a/0.jsonl": PLAIN[:50], "a/1.jsonl": PLAIN[50:90], "v/0.txt.gz": PLAIN[90:95]})
     val = (f"{bucket_url}/v/*", f"{bucket_url}/a/1.jsonl")
     build(tmp_path / "out", f"{bucket_url}/a", val_input=val)
     local = tmp_path / "local"
@@ -255,8 +249,8 @@ def test_a_replaced_object_is_noticed_during_a_run(tmp_path: Path, bucket_url: s
 def test_a_copy_between_a_folder_and_a_bucket_goes_on(
     tmp_path: Path, bucket_url: str, begun_in: str, form: str
 ) -> None:
-    """Their hashes are of different kinds: without --same-source it is said that they can't be compared, and
-    with it the sizes decide."""
+    """Their hashes are of different kinds: without --same-source it is said that they can't be compared, and with it
+    the sizes decide."""
     path = write_form(tmp_path / f"0.{form}", PLAIN, form)
     Bucket(bucket_url).upload(path, f"a/0.{form}")
     begun, copy = find_files((str(path),), "auto"), find_files((f"{bucket_url}/a",), "auto")
@@ -275,9 +269,7 @@ def test_a_copy_between_a_folder_and_a_bucket_goes_on(
 @pytest.mark.full
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("begun_in", ["folder", "bucket"])
-def test_a_build_goes_on_with_a_copy_elsewhere(
-    tmp_path: Path, bucket_url: str, begun_in: str, form: str
-) -> None:
+def test_a_build_goes_on_with_a_copy_elsewhere(tmp_path: Path, bucket_url: str, begun_in: str, form: str) -> None:
     """A place in a file means the same on a disk and in a bucket: the shards are the reference's."""
     (tmp_path / "in").mkdir()
     path = write_form(tmp_path / "in" / f"0.{form}", PLAIN, form)
@@ -298,8 +290,8 @@ def test_a_build_goes_on_with_a_copy_elsewhere(
 def test_etags_that_do_not_follow_from_the_content_are_not_compared(
     bucket_url: str, tmp_path: Path, before: str, now: str, goes_on: bool
 ) -> None:
-    """A copy that was sent in other parts, or is in another store, has another ETag: with --same-source it
-    goes on; two MD5 of the content are proof."""
+    """A copy that was sent in other parts, or is in another store, has another ETag: with --same-source it goes on; two
+    MD5 of the content are proof."""
     upload_forms(tmp_path, bucket_url, {"a/0.jsonl": PLAIN[:5]})
     (file,) = find_files((f"{bucket_url}/a",), "auto")
     (recorded,) = files_to_json((file,))
@@ -341,9 +333,7 @@ def test_faults_change_nothing(
 
 @pytest.mark.full
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_bytes_damaged_on_the_way_are_fetched_again(
-    tmp_path: Path, bucket_url: str, door: Door, form: str
-) -> None:
+def test_bytes_damaged_on_the_way_are_fetched_again(tmp_path: Path, bucket_url: str, door: Door, form: str) -> None:
     """What can't be read the first time, and can the second, is neither blamed on the object nor left out."""
     copies = 40  # a small text is fetched whole by the parent
     documents = [f"{copy}: {text}" for copy in range(copies) for text in PLAIN]
@@ -417,9 +407,7 @@ def test_a_damaged_file_is_named_and_left_out(tmp_path: Path, bucket_url: str, c
     assert build(tmp_path / "out", f"{bucket_url}/a", on_bad_file="skip") == wanted
 
 
-def test_the_extra_is_named_where_obstore_is_missing(
-    bucket_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_extra_is_named_where_obstore_is_missing(bucket_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next step is the command that installs it."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:

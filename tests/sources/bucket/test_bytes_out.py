@@ -39,8 +39,8 @@ def upload(folder: Path, url: str, kind: str, texts: list[str]) -> int:
 
 
 def build(url: str, out: Path, door: Door, *words: str) -> list[Read]:
-    """Build with a worker, and return what was read of objects; the run says how much that was, and
-    before how much was read for the plan."""
+    """Build with a worker, and return what was read of objects; the run says how much that was, and before how much was
+    read for the plan."""
     door.reads.clear()
     flags = ["--workers", "1", "--shard-tokens", "500k"]
     done = runs.run_command("build", f"{url}/a", "--out", out, *flags, *words)
@@ -70,8 +70,8 @@ def test_small_files_are_fetched_once(tmp_path: Path, bucket_url: str, door: Doo
 def test_a_file_is_fetched_little_more_than_once(
     tmp_path: Path, bucket_url: str, door: Door, kind: str, most: float
 ) -> None:
-    """In addition only a sample for the plan, and three footers, or the ends of batches; of a text in which a
-    separator is looked for the first MiB, by plan and listing."""
+    """In addition only a sample for the plan, and three footers, or the ends of batches; of a text in which a separator
+    is looked for the first MiB, by plan and listing."""
     size = upload(tmp_path, bucket_url, kind, make_texts(10 * _MIB))
     reads = build(bucket_url, tmp_path / "out", door)
     assert sum(read.sent_bytes for read in reads) <= most * size
@@ -81,8 +81,8 @@ def test_a_file_is_fetched_little_more_than_once(
 def test_with_max_tokens_little_is_fetched_ahead(
     tmp_path: Path, bucket_url: str, door: Door, kind: str, looks: int
 ) -> None:
-    """If the first batch has all the tokens, the second one is not fetched; what is looked at for plan and
-    listing does not grow with the file."""
+    """If the first batch has all the tokens, the second one is not fetched; what is looked at for plan and listing does
+    not grow with the file."""
     upload(tmp_path, bucket_url, kind, make_texts(24 * _MIB))
     reads = build(bucket_url, tmp_path / "out", door, "--max-tokens", "100k", "--batch-bytes", "1MiB")
     batch = (2 if kind == "parquet" else 1) * _MIB

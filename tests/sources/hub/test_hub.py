@@ -73,8 +73,8 @@ def fineweb_parquet(
     url: str | None = "u",
     **options: object,
 ) -> bytes:
-    """A file in FineWeb-Edu's schema, with true token counts (but for one, or unless they are given); long
-    addresses without `url`."""
+    """A file in FineWeb-Edu's schema, with true token counts (but for one, or unless they are given); long addresses
+    without `url`."""
     counts = counts or [count_tokens(text) for text in documents]
     if wrong is not None:
         counts[wrong] += 1
@@ -117,9 +117,7 @@ def environment(hub: StandInHub, home: Path, **more: str) -> dict[str, str]:
     }
 
 
-def build(
-    hub: StandInHub, home: Path, out: Path, *words: str, **more: str
-) -> subprocess.CompletedProcess[str]:
+def build(hub: StandInHub, home: Path, out: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """A build in one process."""
     return forked.run_command("build", "--out", out, *FLAGS, *words, **environment(hub, home, **more))
 
@@ -162,8 +160,8 @@ def out(made: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.full
 def test_make_shards_with_the_sample_unchanged(made: Path, repository: Repository, tmp_path: Path) -> None:
-    """`make shards SAMPLE=sample-10BT` with HF_ENDPOINT at the stand-in: the bytes of the same files read
-    locally, and of the reference."""
+    """`make shards SAMPLE=sample-10BT` with HF_ENDPOINT at the stand-in: the bytes of the same files read locally, and
+    of the reference."""
     assert runs.shards_in(made) == EXPECTED
     for path, data in FILES.items():
         (tmp_path / "local" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -180,20 +178,17 @@ def test_make_shards_with_the_sample_unchanged(made: Path, repository: Repositor
 @pytest.mark.full
 @pytest.mark.parametrize("other_columns", ["small", "large"])
 def test_bytes_and_requests(home: Path, tmp_path: Path, other_columns: str) -> None:
-    """Over files with 700 row groups: at most a tenth more than the text is fetched, whether the other
-    columns are small (then with few requests) or large; and the API is asked a fixed number of times."""
+    """Over files with 700 row groups: at most a tenth more than the text is fetched, whether the other columns are
+    small (then with few requests) or large; and the API is asked a fixed number of times."""
     chooser = random.Random(8)
-    texts = [
-        " ".join(f"{chooser.getrandbits(60):x}" for _ in range(chooser.randint(200, 300)))
-        for _ in range(1400)
-    ]
+    texts = [" ".join(f"{chooser.getrandbits(60):x}" for _ in range(chooser.randint(200, 300))) for _ in range(1400)]
     data = fineweb_parquet(texts, rows=2, url="u" if other_columns == "small" else None)
     files = {f"sample/10BT/00{number}_00000.parquet": data for number in range(2)}
     parsed = pq.ParquetFile(io.BytesIO(data)).metadata
     assert parsed.num_row_groups == 700
     text_bytes = sum(parsed.row_group(i).column(0).total_compressed_size for i in range(700))
-    # A footer is read by the parent, for the plan and for the listing, and by each worker. On the real
-    # files it is 0.15 % of the bytes; here, with two rows in a group, it is a good part: counted apart.
+    # A footer is read by the parent, for the plan and for the listing, and by each worker. On the real files it is 0.15
+    # % of the bytes; here, with two rows in a group, it is a good part: counted apart.
     footers = 2 * 4 * (parsed.serialized_size + 65536)
     with StandInHub([Repository(REPO, files)]) as hub:
         words = ["--batch-bytes", "500k", "--shard-tokens", "1M", "--workers", "2"]
@@ -228,8 +223,7 @@ def test_a_resume_fetches_no_finished_row_group_again(hub: StandInHub, home: Pat
     assert runs.shards_in(out) == EXPECTED
     names = sorted(FILES)
     begins = {
-        name: pq.ParquetFile(io.BytesIO(FILES[name])).metadata.row_group(end["position"]).column(0)
-        for name in names
+        name: pq.ParquetFile(io.BytesIO(FILES[name])).metadata.row_group(end["position"]).column(0) for name in names
     }
     for record in hub.requests:
         if record.is_content and record.path.endswith(".parquet") and record.range:
@@ -246,9 +240,7 @@ def test_a_resume_fetches_no_finished_row_group_again(hub: StandInHub, home: Pat
 def test_faults_of_every_kind(home: Path, tmp_path: Path, tries: Tries, soak: bool) -> None:
     """At random, in one run: the same bytes."""
     names = sorted(FILES)
-    repository = Repository(
-        REPO, {n: fineweb_parquet(d, rows=1) for n, d in zip(names, DOCUMENTS, strict=True)}
-    )
+    repository = Repository(REPO, {n: fineweb_parquet(d, rows=1) for n, d in zip(names, DOCUMENTS, strict=True)})
     budget = sum(1 for _ in tries(30, 200))
     plan = RandomFaults(faults=EVERY_FAULT, seed=5, probability=0.4, budget=budget, path_contains=".parquet")
     with StandInHub([repository], [plan]) as hub:
@@ -285,9 +277,7 @@ def test_a_redirect_to_another_host(repository: Repository, home: Path, tmp_path
 
 @pytest.mark.full
 @pytest.mark.promise("network faults are survived")
-def test_an_outage_longer_than_max_outage_ends_resumably(
-    repository: Repository, home: Path, tmp_path: Path
-) -> None:
+def test_an_outage_longer_than_max_outage_ends_resumably(repository: Repository, home: Path, tmp_path: Path) -> None:
     """With its own exit code and sentence; afterwards the same command completes."""
     outage = LastingFault(fault=Status(503), path_contains="001_00000.parquet")
     with StandInHub([repository], [outage]) as hub:
@@ -330,9 +320,7 @@ def test_what_waiting_would_not_help(repository: Repository, home: Path, tmp_pat
         Repository("me/gated", FILES, access="gated", token="secret"),
     ]
     with StandInHub([repository, *others]) as hub:
-        endings = [
-            build(hub, home, tmp_path / str(number), *words) for number, (words, _) in enumerate(HOPELESS)
-        ]
+        endings = [build(hub, home, tmp_path / str(number), *words) for number, (words, _) in enumerate(HOPELESS)]
     for done, (_, sentences) in zip(endings, HOPELESS, strict=True):
         assert done.returncode in (2, 3), done.stderr
         for sentence in sentences:
@@ -385,9 +373,7 @@ def test_a_file_replaced_under_the_same_commit_is_refused(hub: StandInHub, home:
     assert last in refused.stderr
 
 
-def test_a_file_replaced_while_it_is_read_is_noticed(
-    hub: StandInHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_replaced_while_it_is_read_is_noticed(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer with another ETag is asked for again; a file that really is another one ends the run."""
     from huggingface_hub import constants
 
@@ -513,9 +499,7 @@ def test_plan_of_a_dataset(hub: StandInHub, home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("one writer per folder")
-def test_a_held_folder_is_refused_before_the_hub_is_asked(
-    hub: StandInHub, home: Path, tmp_path: Path
-) -> None:
+def test_a_held_folder_is_refused_before_the_hub_is_asked(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     """Exit code 6, and not one request; a plan takes no lock, but says so."""
     out = tmp_path / "out"
     with FolderLock(out):
@@ -529,8 +513,8 @@ def test_a_held_folder_is_refused_before_the_hub_is_asked(
 
 @pytest.mark.full
 def test_plan_counts_the_bytes_up_to_max_tokens(hub: StandInHub, home: Path, tmp_path: Path) -> None:
-    """To fetch, in whole batches, and to write; what is an estimate says so; no bar of a client's, even if
-    one is asked for."""
+    """To fetch, in whole batches, and to write; what is an estimate says so; no bar of a client's, even if one is asked
+    for."""
     words = ["--max-tokens", "30k", "--out", tmp_path / "out", *FLAGS]
     variables = environment(hub, home, HF_HUB_DISABLE_PROGRESS_BARS="0")
     done = runs.run_command("plan", *SAMPLE, *words, **variables)

@@ -92,10 +92,7 @@ def in_an_hour() -> str:
         ({"Retry-After": in_an_hour()}, LONGEST_REQUESTED_SECONDS),
         ({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
         ({"Retry-After": "Wed, 99 Foo 99999 99:99:99 GMT"}, 0.0),
-        *(
-            ({"Retry-After": text}, 0.0)
-            for text in ("", "soon", "nan", "inf", "-inf", "1 2", "\u00b2", "0x10")
-        ),
+        *(({"Retry-After": text}, 0.0) for text in ("", "soon", "nan", "inf", "-inf", "1 2", "\u00b2", "0x10")),
         ({"RateLimit": '"resolvers";r=0;t=240'}, 240.0),
         ({"RateLimit": '"api";r=0;t=55', "Retry-After": "soon"}, 55.0),
         ({"RateLimit": '"api";r=0;t=10, "resolvers";r=7;t=200'}, 10.0),
@@ -176,9 +173,7 @@ def test_a_full_disk_is_no_trouble_of_the_network() -> None:
 
 
 @pytest.mark.promise("network faults are survived")
-def test_faults_of_every_kind_by_either_way(
-    repository: Repository, home: Path, tmp_path: Path, tries: Tries
-) -> None:
+def test_faults_of_every_kind_by_either_way(repository: Repository, home: Path, tmp_path: Path, tries: Tries) -> None:
     """Streamed or downloaded, with and without a CDN: the same bytes, and not a word of the client's."""
     ways = [(kind, way) for way in (["--download"], []) for kind in FAULTS]
     for number in tries(1, 6 * len(ways)):
@@ -209,9 +204,7 @@ def test_faults_of_every_kind_by_either_way(
         ("http_proxy", "http://proxy:port", "http_proxy=http://proxy:port:"),
     ],
 )
-def test_a_wrong_address_is_told_at_once(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, shown: str
-) -> None:
+def test_a_wrong_address_is_told_at_once(monkeypatch: pytest.MonkeyPatch, name: str, value: str, shown: str) -> None:
     """With the variable and its value, but without a password."""
     monkeypatch.setenv(name, value)
     with pytest.raises(HubError) as error:
@@ -248,16 +241,13 @@ def test_an_endpoint_that_the_clients_stumble_over(hub: StandInHub, home: Path, 
 
 
 def test_a_host_that_is_not_found_is_waited_for_by_name(home: Path, tmp_path: Path) -> None:
-    """It may be a lost network; the sentence names the host, and what decides whether it is found. A plan
-    needs no --out."""
+    """It may be a lost network; the sentence names the host, and what decides whether it is found. A plan needs no
+    --out."""
     variables = {"HF_ENDPOINT": "https://me:secret_4713@no-such-host.invalid", "HF_HOME": str(home)}
     done = runs.run_command("plan", "--dataset", REPO, "--max-outage", "1s", NO_PROXY="*", **variables)
     assert done.returncode == 10, done.stderr
     assert "no-such-host.invalid: no such host, or no network" in done.stderr
-    assert (
-        "Check the connection, HTTPS_PROXY (none is used) and HF_ENDPOINT (no-such-host.invalid)."
-        in done.stderr
-    )
+    assert "Check the connection, HTTPS_PROXY (none is used) and HF_ENDPOINT (no-such-host.invalid)." in done.stderr
     assert "secret_4713" not in done.stderr
 
 
@@ -307,8 +297,8 @@ def test_a_plan_gives_up_soon(monkeypatch: pytest.MonkeyPatch, words: list[str],
 
 @pytest.mark.full
 def test_a_wait_before_the_run_is_on_record(hub: StandInHub, home: Path, tmp_path: Path) -> None:
-    """A build that can't reach the hub from the start: `status` and the log have the wait, its reason and
-    what to check, while it lasts and after it."""
+    """A build that can't reach the hub from the start: `status` and the log have the wait, its reason and what to
+    check, while it lasts and after it."""
     out = tmp_path / "out"
     work_folder = out / ".fineweb-shards"
     variables = environment(hub, home, HF_ENDPOINT=f"http://127.0.0.1:{hub.dead_port}")
@@ -359,8 +349,8 @@ ARRIVED_DAMAGED = "arrived damaged and were fetched again"
 def test_bytes_damaged_on_the_way_are_fetched_again(
     home: Path, tmp_path: Path, damage: str, words: tuple[str, ...]
 ) -> None:
-    """A row group that can't be decoded, a token_count that differs, a footer that makes no sense: if the
-    bytes are sound the second time, the file is not blamed and nothing is left out."""
+    """A row group that can't be decoded, a token_count that differs, a footer that makes no sense: if the bytes are
+    sound the second time, the file is not blamed and nothing is left out."""
     plan = FlippedByte(*DAMAGES[damage], times=1)
     command = build_with_workers if damage == "a length" else build  # whose events come from a worker
     with StandInHub([Repository(REPO, {SAMPLE_FILE: UNPACKED})], [plan]) as hub:
@@ -375,8 +365,8 @@ def test_bytes_damaged_on_the_way_are_fetched_again(
 
 @pytest.mark.full
 def test_damage_that_stays_is_the_files(home: Path, tmp_path: Path) -> None:
-    """Fetched twice, not more often; then it is reported as ever: exit code 3, left out with skip, or a
-    token_count that differs."""
+    """Fetched twice, not more often; then it is reported as ever: exit code 3, left out with skip, or a token_count
+    that differs."""
     stopped, skipped, counted = tmp_path / "stopped", tmp_path / "skipped", tmp_path / "counted"
     for damage, out, words in (
         ("a length", stopped, ()),

@@ -40,9 +40,7 @@ def source_of(tmp_path: Path, rows: list[Any], *, skip: bool, batch_bytes: int =
                 yield row
 
     settings = replace(settings, skip_bad=skip, hub=DATASET, max_outage_seconds=3600)
-    return Source(
-        (FILE,), settings, {(HUB, ROWS): Rows(settings, LocalPlace(DATASET, settings.max_outage_seconds))}
-    )
+    return Source((FILE,), settings, {(HUB, ROWS): Rows(settings, LocalPlace(DATASET, settings.max_outage_seconds))})
 
 
 def documents_of(source: Source) -> tuple[list[str], int, list[str]]:
@@ -73,18 +71,12 @@ def test_rows_of_every_kind(tmp_path: Path, tries: Tries) -> None:
             source_of(tmp_path, rows, skip=True, batch_bytes=chooser.choice([1024, 10**6]))
         )
         assert found == good
-        assert (
-            bad
-            == len(problems)
-            == 20 - len(good) - sum("text" in row and row["text"] is None for row in rows)
-        )
+        assert bad == len(problems) == 20 - len(good) - sum("text" in row and row["text"] is None for row in rows)
         with pytest.raises(BadFileError):
             documents_of(source_of(tmp_path, rows, skip=False))
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("Expected object"), KeyError("x"), TypeError(), UnicodeError("x")]
-)
+@pytest.mark.parametrize("error", [ValueError("Expected object"), KeyError("x"), TypeError(), UnicodeError("x")])
 def test_a_stream_that_breaks_is_told_or_ended_there(tmp_path: Path, error: Exception) -> None:
     """Everything before the damage is read, whatever the batch size."""
     rows = [{"text": f"row {i} " * 20} for i in range(50)]

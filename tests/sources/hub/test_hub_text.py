@@ -1,5 +1,5 @@
-"""Text files on the hub, read as files by the readers of local ones: any form, any size of a batch, through
-crashes and faults, the same bytes."""
+"""Text files on the hub, read as files by the readers of local ones: any form, any size of a batch, through crashes and
+faults, the same bytes."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def hub(repository: Repository) -> Iterator[StandInHub]:
 @pytest.mark.full
 @pytest.mark.promise("workers, batches, engine and executor change no byte")
 def test_the_same_documents_in_every_form(hub: StandInHub, home: Path, tmp_path: Path, tries: Tries) -> None:
-    """Whatever the form, the batch and the number of workers: the reference's shards, and nothing is left of
-    what was downloaded."""
+    """Whatever the form, the batch and the number of workers: the reference's shards, and nothing is left of what was
+    downloaded."""
     for number in tries(1, len(SIZES)):
         hub.clear_requests()
         for place, name in enumerate(LARGE):
@@ -153,9 +153,7 @@ def started(hub: StandInHub, home: Path, out: Path, config: str) -> Iterator[sub
     variables = {**os.environ, **environment(hub, home), "PYTHONFAULTHANDLER": "1"}
     with (
         (out.parent / f"{out.name}.txt").open("wb") as file,
-        subprocess.Popen(
-            [*words, *flags], env=variables, stdout=file, stderr=file, start_new_session=True
-        ) as process,
+        subprocess.Popen([*words, *flags], env=variables, stdout=file, stderr=file, start_new_session=True) as process,
     ):
         try:
             yield process
@@ -167,8 +165,8 @@ def started(hub: StandInHub, home: Path, out: Path, config: str) -> Iterator[sub
 def interrupt_at(
     stall: StallFrom, reached: Cursor, hub: StandInHub, home: Path, out: Path, how: signal.Signals
 ) -> Cursor:
-    """Run a build of the file's config until it waits there, and its finished shards have reached a place;
-    end it, and return where they end."""
+    """Run a build of the file's config until it waits there, and its finished shards have reached a place; end it, and
+    return where they end."""
     hub.faults = [stall]
     screen = out.parent / f"{out.name}.txt"
     with started(hub, home, out, stall.name.partition("/")[0]) as process:
@@ -217,11 +215,9 @@ def test_a_resume_in_the_middle_of_a_large_file(
 
 @pytest.mark.full
 @pytest.mark.promise("kill -9 loses only the unfinished shard", "resumes can be chained")
-def test_a_resume_fetches_no_finished_file_again(
-    hub: StandInHub, home: Path, tmp_path: Path, tries: Tries
-) -> None:
-    """After kill -9 in compressed files, and in files of several kinds: only those are asked for of which
-    something is not in a finished shard."""
+def test_a_resume_fetches_no_finished_file_again(hub: StandInHub, home: Path, tmp_path: Path, tries: Tries) -> None:
+    """After kill -9 in compressed files, and in files of several kinds: only those are asked for of which something is
+    not in a finished shard."""
     stalls = [(StallFrom("mixed/006.txt.gz", 0), 2), (StallFrom("zst/004.jsonl.zst", 0), 1)]
     for number in tries(1, len(stalls)):
         (stall, reached), out = stalls[number], tmp_path / str(number)
@@ -238,9 +234,7 @@ def test_a_resume_fetches_no_finished_file_again(
 
 @pytest.mark.full
 @pytest.mark.promise("network faults are survived")
-def test_faults_while_ranges_are_read(
-    repository: Repository, home: Path, tmp_path: Path, tries: Tries
-) -> None:
+def test_faults_while_ranges_are_read(repository: Repository, home: Path, tmp_path: Path, tries: Tries) -> None:
     """Of JSON lines and text, at random: the same bytes, and nobody hears of them."""
     for number in tries(1, 6):
         name = ("lines", "text")[number % 2]
@@ -255,9 +249,7 @@ def test_faults_while_ranges_are_read(
         assert runs.shards_in(tmp_path / str(number)) == expected_shards()
 
 
-def test_nothing_is_left_of_what_was_fetched_too_far(
-    repository: Repository, home: Path, tmp_path: Path
-) -> None:
+def test_nothing_is_left_of_what_was_fetched_too_far(repository: Repository, home: Path, tmp_path: Path) -> None:
     """A run that ends with --max-tokens deletes the files it has fetched ahead, whole or not."""
     with StandInHub([repository], cdn=True, line_bytes_per_second=150e3) as hub:
         done = build(hub, home, tmp_path / "out", "zst", "--max-tokens", "40k")

@@ -1,5 +1,5 @@
-"""Which files of a dataset are read as text files, which by `datasets`, and which not at all; damaged ones,
-the plan, and folders that were begun before there was a choice."""
+"""Which files of a dataset are read as text files, which by `datasets`, and which not at all; damaged ones, the plan,
+and folders that were begun before there was a choice."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def tokens_in(folder: Path) -> list[int]:
 @pytest.mark.full
 @pytest.mark.promise("another vocabulary is exact by its own reference, or refused")
 def test_a_tokenizer_of_a_model(tmp_path: Path) -> None:
-    """Its `tokenizer.json`, at the commit that is recorded. A resume needs no hub and no cache; a revision
-    that is another one is refused."""
+    """Its `tokenizer.json`, at the commit that is recorded. A resume needs no hub and no cache; a revision that is
+    another one is refused."""
     tokenizer = vocabularies.llama3(tmp_path)
     content = (tmp_path / "llama3.json").read_bytes()
     path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)

@@ -65,8 +65,8 @@ def resolve(hub: StandInHub, method: str = "GET") -> Response:
 @pytest.mark.parametrize("style", get_args(Style))
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 def test_a_large_file_is_somewhere_else(repository: Repository, style: Style, method: str) -> None:
-    """A redirect with the file's hash, size and commit leads to another host, which serves any range under
-    another ETag, but nothing without a signature or with that of another file."""
+    """A redirect with the file's hash, size and commit leads to another host, which serves any range under another
+    ETag, but nothing without a signature or with that of another file."""
     with StandInHub([repository], cdn=True, signature_style=style) as hub:
         found = resolve(hub, method)
         address = found.headers["Location"]
@@ -265,9 +265,7 @@ def served(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(served: Path) -> Iterator[subprocess.Popen[str]]:
     words = [sys.executable, standin_hub.__file__, str(served), "--repo", "a/b", "--cdn", "--line-mb", "50"]
-    with subprocess.Popen(
-        [*words, "--resolver-quota", "2/300"], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen([*words, "--resolver-quota", "2/300"], stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
 

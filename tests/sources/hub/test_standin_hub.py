@@ -165,9 +165,7 @@ result = sum(parquet.read_row_group(group, columns=["text"]).num_rows for group 
     assert run_client(hub, tmp_path, code) == ROWS_PER_FILE
     footer, *groups = content_records(hub)
     metadata = pq.ParquetFile(io.BytesIO(BODY)).metadata
-    text_bytes = [
-        metadata.row_group(group).column(0).total_compressed_size for group in range(metadata.num_row_groups)
-    ]
+    text_bytes = [metadata.row_group(group).column(0).total_compressed_size for group in range(metadata.num_row_groups)]
     assert [record.bytes_sent for record in groups] == text_bytes
     assert {record.status for record in [footer, *groups]} == {206}
     paths = [record.path.split("?")[0].rsplit("/", 2)[1] for record in hub.requests[:3]]

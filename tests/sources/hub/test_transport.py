@@ -1,5 +1,5 @@
-"""How bytes come from the hub: one resolve for each file, then from a signed address at a CDN, which expires,
-fails or leads astray. The stand-in counts the requests."""
+"""How bytes come from the hub: one resolve for each file, then from a signed address at a CDN, which expires, fails or
+leads astray. The stand-in counts the requests."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_one_resolve_for_each_file(home: Path, tmp_path: Path, tries: Tries) -> 
 @pytest.mark.full
 @pytest.mark.promise("the hub's quota is kept, not hit")
 def test_addresses_that_expire_during_the_run(home: Path, tmp_path: Path, tries: Tries) -> None:
-    """They are renewed, whether their expiry can be read or not and whatever their end is called, and used
-    more than once until then."""
+    """They are renewed, whether their expiry can be read or not and whatever their end is called, and used more than
+    once until then."""
     for number in tries(2, len(SIGNATURES)):
         style, status = SIGNATURES[number]
         options = {"signature_seconds": 1.0, "refusal_status": status, "latency_seconds": 0.03}
@@ -111,8 +111,8 @@ def test_a_clock_that_is_wrong(home: Path, tmp_path: Path, tries: Tries) -> None
 def test_faults_of_redirects_and_addresses(
     home: Path, tmp_path: Path, tries: Tries, soak: bool, way: tuple[str, ...]
 ) -> None:
-    """At random, streamed and downloaded: the same bytes; and wherever a redirect leads, no request there has
-    the token, nor has anything that is written or said."""
+    """At random, streamed and downloaded: the same bytes; and wherever a redirect leads, no request there has the
+    token, nor has anything that is written or said."""
     budget = sum(1 for _ in tries(20, 200))
     wrong_redirects, refusals = plans = [
         RandomFaults(WRONG_REDIRECTS, seed=6, probability=0.25, budget=budget // 2, on="resolve"),
