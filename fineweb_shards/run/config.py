@@ -256,6 +256,13 @@ class Config:
                 f"--scratch {self.scratch}: it is for an --out in a bucket, and {self.out} is a folder.",
                 "Leave it out.",
             )
+        for name in ("input", "dataset"):
+            if getattr(self, name) and any({"input", "dataset"} & part.keys() for part in self.parts):
+                given = getattr(self, name)
+                raise UsageError(
+                    f"--{name} {given if name == 'dataset' else given[0]}: the input has parts, which name their own.",
+                    "Name everything by --part, or in tables of [[parts]].",
+                )
         if self.parts and self.val_input:
             raise UsageError(
                 f"--val-input {self.val_input[0]}: which part of the input is it about?",

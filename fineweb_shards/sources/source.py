@@ -267,12 +267,6 @@ class Parts:
         return tuple(file for part in self.parts for file in part.files)
 
     @property
-    def only(self) -> Source:
-        """The part of an input that has one."""
-        (part,) = self.parts
-        return part
-
-    @property
     def starts(self) -> Cursors:
         return tuple(Cursor(0, 0) for _ in self.parts)
 

@@ -338,7 +338,7 @@ def test_a_folder_from_before_there_were_filters_goes_on(tmp_path: Path) -> None
     runs.forget_after(tmp_path / "out", 2)
     data = json.loads((tmp_path / "out" / "manifest.json").read_text())
     for name in ("where", "min_tokens", "max_document_tokens"):
-        (data["parts"][0] if name == "where" else data)["settings"].pop(name)
+        data["parts"][0]["settings"].pop(name)
     for shard in data["shards"]:
         for name in ("filtered_documents", "unknown_documents", "short_documents", "long_documents"):
             del shard["counts"][name]

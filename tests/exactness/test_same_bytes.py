@@ -77,7 +77,7 @@ def test_workers_engines_batches_and_shard_sizes(tmp_path: Path, workers: int, e
 
 
 def _with_batches(source: Parts, batch_bytes: int) -> Parts:
-    part = source.only
+    part = source.parts[0]
     return Parts((open_source(part.files, dataclasses.replace(part.settings, batch_bytes=batch_bytes)),))
 
 

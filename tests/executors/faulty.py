@@ -21,7 +21,7 @@ from fineweb_shards.types import Batch, TextChunk
 
 def with_format(source: Parts, kind: type[ParquetFormat]) -> Parts:
     """The same files, read by a format that has a fault."""
-    part = source.only
+    part = source.parts[0]
     return Parts((replace(part, readers={(LOCAL, "parquet"): kind(part.settings)}),))
 
 

@@ -93,7 +93,7 @@ def test_all_workers_killed_at_once_and_while_starting(source: Parts) -> None:
 def test_workers_that_die_before_they_know_thousands_of_files(source: Parts) -> None:
     """A listing that fits into no pipe is on its way to them: one is replaced, and the others read it."""
     more = tuple(replace(source.files[0], index=number, name=f"{number:0100d}") for number in range(1, 5000))
-    many = Parts((replace(source.only, files=(*source.files, *more)),))
+    many = Parts((replace(source.parts[0], files=(*source.files, *more)),))
     with executor_of(many, 2) as executor:
         os.kill(executor._workers[1].pid, signal.SIGKILL)
         blocks = list(collecting.encode(executor, source.batches(runs.START)))

@@ -87,7 +87,7 @@ def test_nodes_get_addresses_and_credentials(tmp_path: Path, monkeypatch: pytest
     is there. No folder of the driver's, nothing else, and nothing that is set on the node."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one"])
     local = runs.job_of(tmp_path / "out", path).source
-    part = local.only
+    part = local.parts[0]
     of_hub = Parts((replace(part, settings=replace(part.settings, hub=SimpleNamespace())),))
     (file,) = local.files
     of_google = Parts((replace(part, files=(replace(file, path="gs://bucket/a.jsonl", place=BUCKET),)),))

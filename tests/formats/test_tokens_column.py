@@ -304,7 +304,7 @@ def test_columns_with_similar_names(tmp_path: Path) -> None:
     assert runs.encode_inline(tmp_path / "a.parquet", tokens_column="tokens")[0] == [EOT, 1, EOT, 2]
     assert runs.encode_inline(tmp_path / "a.parquet", tokens_column="tokens.list")[0] == [EOT, 9, EOT, 9]
     for column in ("tokens", "tokens.list"):
-        source = runs.job_of(tmp_path / "out", tmp_path / "a.parquet", tokens_column=column).source.only
+        source = runs.job_of(tmp_path / "out", tmp_path / "a.parquet", tokens_column=column).source.parts[0]
         assert source.reader_of(source.files[0]).footer(source.files[0]).path == f"{column}.list.element"
 
 
@@ -312,7 +312,7 @@ def test_columns_with_similar_names(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"text_column": "body"}, "--text-column body and --tokens-column tokens exclude each other"),
-        ({"engine": "tiktoken"}, "--engine tiktoken and --tokens-column tokens exclude each other"),
+        ({"engine": "tiktoken"}, "--engine tiktoken and --tokens-column exclude each other"),
     ],
 )
 def test_settings_that_make_no_sense_with_it(tmp_path: Path, settings: dict[str, str], message: str) -> None:

@@ -85,7 +85,7 @@ def test_the_stitcher_moves_them_at_seams(tmp_path: Path, eot_first: bool, batch
     parts = ["short", long[0], "short", "end", long[1], "a", long[2], "the last"]
     (tmp_path / "a.txt").write_text("\n\n\n".join(parts))
     source = runs.job_of(tmp_path / "out", tmp_path / "a.txt", separator="\n\n\n").source
-    part = source.only
+    part = source.parts[0]
     source = Parts((open_source(part.files, replace(part.settings, batch_bytes=batch_bytes)),))
     encoder = runs.encoder(eot_first=eot_first)
     encoded = list(InlineExecutor(source, encoder).encode(source.batches(runs.START)))

@@ -183,8 +183,9 @@ def test_the_beginning_goes_to_validation(
         start: Cursor, done: PackedTotals
     ) -> tuple[dict[str, list[list[int]]], list[tuple[Cursor, PackedTotals]]]:
         left = None if limit is None else limit - done.val_tokens - done.train_tokens
+        rule = SplitRule(val_files=(first,)) if unit == "files" else SplitRule(**{f"val_{unit}": first})
         packer = Packer(
-            n, split_rule=SplitRule(**{f"val_{unit}": first}), one_file=one_file, eot_first=eot_first,
+            n, split_rule=rule, one_file=one_file, eot_first=eot_first,
             done=done, starts=(start,), max_tokens=left,
         )  # fmt: skip
         found: dict[str, list[list[int]]] = {"val": [[]], "train": [[]]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import random
@@ -22,7 +21,6 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.build import QUARANTINE_NAME, report_problems
 from fineweb_shards.run.job import Job
-from fineweb_shards.sources.source import Parts
 from fineweb_shards.store.manifest import FILE_NAME, load_manifest
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.stream.length_limits import LengthLimits, leave_out
@@ -118,8 +116,7 @@ def make_texts(seed: int, count: int) -> list[str]:
 
 def job_of_parts(out: Path, *inputs: Path, **settings: Any) -> Job:
     """A job whose input has a part for each path."""
-    jobs = [runs.job_of(out, path, **settings) for path in inputs]
-    return dataclasses.replace(jobs[0], source=Parts(tuple(job.source.only for job in jobs)))
+    return runs.job_of(out, parts=tuple({"input": (str(path),)} for path in inputs), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +198,7 @@ def test_a_changed_part_is_refused_by_name(tmp_path: Path, inputs: tuple[list[Pa
     (lambda data: data["shards"][1]["end"][0].update(position=0, skip_tokens=0), "a cursor goes back"),
     (lambda data: data["shards"][0]["end"][1].update(file=9), "a cursor is outside the input"),
     (lambda data: data.update(parts=[]), "it names no part of the input"),
-    (lambda data: data["parts"][1]["files"][0].update(for_validation=True), "a file for validation"),
+    (lambda data: data["parts"][1]["files"][1].update(for_validation=True), "a file for validation"),
 ])  # fmt: skip
 def test_a_manifest_whose_parts_do_not_fit_is_damaged(
     tmp_path: Path, inputs: tuple[list[Path], list[str]], edit: Any, words: str

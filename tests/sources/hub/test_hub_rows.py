@@ -30,7 +30,7 @@ VALUES = ["text", "", None, 7, 1.5, float("nan"), True, ["a"], {"a": 1}, b"bytes
 
 def source_of(tmp_path: Path, rows: list[Any], *, skip: bool, batch_bytes: int = 1024) -> Source:
     """A source whose stream gives these rows; an exception among them is raised, each time it is reached."""
-    settings = runs.job_of(tmp_path / "out", __file__, batch_bytes=batch_bytes).source.only.settings
+    settings = runs.job_of(tmp_path / "out", __file__, batch_bytes=batch_bytes).source.parts[0].settings
 
     class Rows(HubRowsFormat):
         def _open_rows(self, position: int) -> Iterator[Any]:
