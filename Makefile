@@ -19,7 +19,7 @@ TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(na
 
 .DEFAULT_GOAL := help
 TARGETS := help shards plan status report verify test test-all test-rest test-lowest soak check bench bench-hub \
-  bench-line bench-bucket bench-tokenizers bench-control bench-ray cluster-demo dist lock clean
+  bench-line bench-bucket bench-tokenizers bench-control bench-ray cluster-demo dist try-dist lock clean
 .PHONY: $(TARGETS)
 # Before anything runs: `make shards sample-10BT` would build the demo first.
 UNKNOWN := $(filter-out $(TARGETS) .venv/run .venv/dev .venv/full,$(MAKECMDGOALS))
@@ -112,17 +112,26 @@ bench-ray: .venv/full ## the same files with local processes and with Ray on thi
 cluster-demo: .venv/full ## two nodes of Ray and an S3 server on this machine, a node killed on the way; a minute
 	@$(BIN)/python docs/examples/cluster_demo.py
 
-# Tools, and after them the wheel alone, as a stranger installs it: nothing of the checkout may be needed.
+# Tools, and after them what was built, as strangers install it: nothing of the checkout may be needed. The wheel with
+# all that it depends on builds the demo; the loader reads it from the sdist, installed beside NumPy alone.
 DIST := .venv-dist
+DIST_PYTHONS ?= python3.11 python3.12 python3.13
+LOAD := import fineweb_shards; fineweb_shards.ShardLoader("demo", "train", batch_size=8, seq_len=1024).next_batch()
 MAKE_DIST_VENV = rm -rf $(DIST) && $(PYTHON) -m venv $(DIST)
 INSTALL_DIST = $(DIST)/bin/python -m pip install --quiet --disable-pip-version-check
-dist: ## build wheel and sdist into dist/, check them, and run the demo from the wheel
+dist: ## build wheel and sdist into dist/, check them, and run the demo with every Python of DIST_PYTHONS
 	@rm -rf dist build && $(MAKE_DIST_VENV) && $(INSTALL_DIST) build twine
 	@$(DIST)/bin/python -m build --outdir dist >.venv-dist/build.log || { cat .venv-dist/build.log; exit 1; }
 	@$(DIST)/bin/twine check --strict dist/*
-	@$(MAKE_DIST_VENV) && $(INSTALL_DIST) dist/*.whl
-	@cd $(DIST) && bin/fineweb-shards build demo --out demo --quiet && bin/fineweb-shards verify demo
+	@set -e; for python in $(DIST_PYTHONS); do $(MAKE) --no-print-directory PYTHON=$$python try-dist; done
 	@rm -rf $(DIST) build && ls -l dist
+
+try-dist: # what `make dist` does with each Python
+	@$(PYTHON) -V && $(MAKE_DIST_VENV) && $(INSTALL_DIST) dist/*.whl
+	@cd $(DIST) && bin/fineweb-shards build demo --out demo --quiet && bin/fineweb-shards verify demo
+	@$(PYTHON) -m venv --clear $(DIST)/loader && \
+	  $(DIST)/loader/bin/python -m pip install --quiet --disable-pip-version-check --no-deps numpy dist/*.tar.gz
+	@cd $(DIST) && loader/bin/python -c '$(LOAD)'
 
 lock: ## write requirements-dev.lock: the versions of all packages of [dev], with hashes and without an index
 	@$(MAKE_DIST_VENV) && $(INSTALL_DIST) uv

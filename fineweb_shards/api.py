@@ -338,7 +338,9 @@ class _Bar:
             with warnings.catch_warnings():  # in a notebook without ipywidgets: a bar of text is fine
                 warnings.simplefilter("ignore")
                 from tqdm.auto import tqdm
-            self._bar = tqdm(unit=" tokens", unit_scale=True, initial=event.resumed_tokens)
+            # A class of our own without tqdm's thread, which would stay in the caller's process for good.
+            bar = type("Bar", (tqdm,), {"monitor_interval": 0})
+            self._bar = bar(unit=" tokens", unit_scale=True, initial=event.resumed_tokens)
         self._bar.total = event.expected_tokens
         self._bar.set_postfix_str(event.reason or event.state, refresh=False)
         self._bar.update(event.tokens - self._bar.n)

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-import httpx2
 import urllib3.exceptions
 from huggingface_hub import constants, get_token
 from huggingface_hub.errors import (
@@ -29,6 +28,7 @@ from huggingface_hub.errors import (
 )
 
 from fineweb_shards.errors import HubError, ShardError
+from fineweb_shards.storage.hub_client import httpx
 from fineweb_shards.storage.hub_environment import proxy_for
 from fineweb_shards.storage.place import TRANSIENT_STATUSES
 from fineweb_shards.system.retry import TransientError
@@ -70,7 +70,7 @@ def _translate(error: BaseException, what: str) -> TransientError | HubError | N
         if response.status_code in TRANSIENT_STATUSES:
             return status_error(str(response.request.url), response.status_code, response.headers)
         return HubError(f"{what}: {_describe_refusal(type(error).__name__, response.status_code)}.")
-    if isinstance(error, httpx2.RequestError):
+    if isinstance(error, httpx.RequestError):
         try:
             url = str(error.request.url)
         except RuntimeError:  # huggingface_hub raises some of httpx's errors without their request
@@ -113,11 +113,11 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
             )
         if isinstance(cause, socket.gaierror):
             return TransientError(f"{where}: no such host, or no network", advice=what_to_check(url))
-    if isinstance(error, httpx2.UnsupportedProtocol):
+    if isinstance(error, httpx.UnsupportedProtocol):
         return HubError(f"{urlsplit(url).scheme}://{host}: not an address of the web.", "Check HF_ENDPOINT.")
-    if isinstance(error, (httpx2.ProxyError, urllib3.exceptions.ProxyError)) and "407" in str(error):
+    if isinstance(error, (httpx.ProxyError, urllib3.exceptions.ProxyError)) and "407" in str(error):
         return HubError(f"{where}: the proxy asks for a password (407).", "Write it into HTTPS_PROXY.")
-    if isinstance(error, httpx2.LocalProtocolError) and "header" in str(error):
+    if isinstance(error, httpx.LocalProtocolError) and "header" in str(error):
         return HubError(f"{where}: the request can't be sent.", "Check HF_TOKEN: it holds odd characters.")
     reason = _reason(error)
     advice = what_to_check(url) if reason in _NOT_THE_HUB or proxy else ""

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import httpx2
 import urllib3
 from huggingface_hub import constants, get_token, set_client_factory
 from huggingface_hub.errors import OfflineModeIsEnabled
 from urllib3.util import Retry, Timeout, make_headers
 
 from fineweb_shards.errors import HubError
+from fineweb_shards.storage.hub_client import httpx
 from fineweb_shards.storage.hub_environment import check_token, proxy_for
 from fineweb_shards.storage.hub_errors import (
     LONGEST_REQUESTED_SECONDS,
@@ -50,40 +50,40 @@ def open_session(retrier: Retrier | None, quota: Quota | None = None, answer_sec
     set_client_factory(partial(HubSession, retrier, quota, answer_seconds))
 
 
-class HubSession(httpx2.Client):
+class HubSession(httpx.Client):
     """A session like huggingface_hub's own, but with our timeouts and retries."""
 
     def __init__(self, retrier: Retrier | None, quota: Quota | None, answer_seconds: float) -> None:
         self._hub_retrier = retrier
         self._quota = quota
-        timeout = httpx2.Timeout(answer_seconds, connect=min(answer_seconds, _CONNECT_SECONDS))
+        timeout = httpx.Timeout(answer_seconds, connect=min(answer_seconds, _CONNECT_SECONDS))
         try:
             super().__init__(follow_redirects=True, timeout=timeout)
-        except (ValueError, ImportError, httpx2.InvalidURL) as error:  # from an unusable proxy
+        except (ValueError, ImportError, httpx.InvalidURL) as error:  # from an unusable proxy
             hint = "Check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY."
             raise HubError(f"The proxy in the environment can't be used: {error}", hint) from None
 
-    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        if constants.is_offline_mode():
+    def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        if constants.HF_HUB_OFFLINE:
             raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
         # Our retrier handles a request about files, but not the clients' telemetry. A body that can be read only once
         # is left to the client, which can rewind it.
         names = ("/resolve/", "/api/datasets/", "/api/models/")
         about_files = options.get("stream") or any(name in request.url.path for name in names)
-        if not about_files or not isinstance(request.stream, httpx2.ByteStream):
+        if not about_files or not isinstance(request.stream, httpx.ByteStream):
             return super().send(request, **options)
         if self._hub_retrier is None:
             return self._send_once(request, options)
         return self._hub_retrier.call(partial(self._send_once, request, options))
 
-    def _send_once(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
+    def _send_once(self, request: httpx.Request, options: dict[str, Any]) -> httpx.Response:
         url = str(request.url)
         quota = self._quota if is_hub(url) else None
         if quota is not None:
             quota.take(url, has_token=get_token() is not None)
         try:
             response = super().send(request, **options)
-        except httpx2.RequestError as error:
+        except httpx.RequestError as error:
             raise request_error(url, error) from None
         if quota is not None:  # by the hub's own answer, not by that of a CDN to which it redirects
             first = (*response.history, response)[0]
@@ -197,7 +197,7 @@ def send_get(
 @cache
 def _connections(proxy: str | None) -> urllib3.PoolManager:
     """Return this process's connections by way of a proxy, or without one."""
-    trust = httpx2.create_ssl_context()
+    trust = httpx.create_ssl_context()
     if proxy is None:
         return urllib3.PoolManager(maxsize=_KEPT_CONNECTIONS, ssl_context=trust)
     parts = urlsplit(proxy)
