@@ -12,7 +12,7 @@ import errno
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent import futures
 from functools import partial
 from pathlib import Path
@@ -192,40 +192,6 @@ class Bucket(Connection):
         # A request for each: not every store knows the one that deletes many.
         for _ in map_in_background(self.delete_one, names, _DELETED_AT_ONCE):
             pass
-
-    def abort_uploads(self, is_ours: Callable[[str], bool]) -> int | None:
-        """Give up the uploads in the folder that a killed run has left unfinished, if their names are ours: their parts
-        are invisible, and cost money. Return their number; None if nobody here can tell, because obstore can't list
-        them: it needs S3 and boto3. Elsewhere a lifecycle rule of the bucket does it.
-
-        Nobody else may be writing there: a running upload is given up as well.
-        """
-        address = self.address
-        if address.scheme != "s3" or importlib.util.find_spec("boto3") is None:
-            return None
-        import boto3
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        aborted = 0
-        try:
-            # Nothing depends on it, so it waits for no outage.
-            limits = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 3})
-            client = boto3.client("s3", config=limits)
-            pages = client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=address.bucket, Prefix=f"{address.prefix}/" if address.prefix else ""
-            )
-            found = [upload for page in pages for upload in page.get("Uploads", [])]
-            for key, number in [(one["Key"], one["UploadId"]) for one in found]:
-                if is_ours(address.name_of(key)):
-                    client.abort_multipart_upload(Bucket=address.bucket, Key=key, UploadId=number)
-                    aborted += 1
-        except (BotoCoreError, ClientError) as error:
-            raise self.refusal(
-                f"{address}: unfinished uploads can't be given up ({type(error).__name__}).",
-                "Let the bucket do it, by a lifecycle rule (AbortIncompleteMultipartUpload).",
-            ) from None
-        return aborted
 
     def _send(self, file: BinaryIO, size_bytes: int, store: ObjectStore, key: str) -> Version:
         """Upload a file. If it makes no progress for long, the observer hears of it: obstore would tell of a silent

@@ -1,7 +1,7 @@
 """Files on the hub: read by ranges, or downloaded; where their bytes are, and whether they are those listed.
 
 The hub answers `/resolve/` with an address at a CDN that is a permission in itself, for about an hour. It is asked once
-for a file, and from then on the CDN alone, until the address expires or is refused: the hub counts requests. The token
+for a file, and from then on the CDN alone, until that refuses the address: the hub counts requests. The token
 is sent to the hub only. Every answer is checked: status, range, length, and that it is still the same file. Not
 `HfFileSystem`: it accepts a 200 for a Range (2 GB into memory), does not notice a changed ETag, retries for 23 s where
 a night needs an hour, and asks the hub for every range.
@@ -20,15 +20,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
-from urllib.parse import parse_qs, urlsplit
 
 import urllib3
-from huggingface_hub import constants, get_hf_file_metadata, get_token, hf_hub_download, hf_hub_url
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from huggingface_hub.utils import build_hf_headers
 from urllib3.exceptions import (
@@ -65,47 +63,13 @@ _SLOWEST_BYTES_PER_SECOND = 4096
 _READ_BYTES = 256 * 1024
 # The address may lead to a host that is gone, or in a circle.
 _NO_ANSWER = (ConnectTimeoutError, NewConnectionError, MaxRetryError)
-# For an address that does not tell, or tells nonsense, as it seems to if this machine's clock is wrong: then the CDN's
-# refusal is what ends it.
-_UNKNOWN_LIFETIME_SECONDS = 1800.0
-_LONGEST_LIFETIME_SECONDS = 7 * 86400.0
 _PARTIAL_ENDING = ".part"
 _SMALLEST_PART_BYTES, _LARGEST_PART_BYTES = 2**18, 2**22
 _FEWEST_PARTS = 64  # of a large file, so that a download that is killed has something to continue with
 _PARTS_AT_ONCE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where the bytes of a file are, for a while."""
-
-    url: str = field(repr=False)  # it holds a signature, which belongs in no log
-    good_until: float  # on this process's monotonic clock
-
-    @classmethod
-    def received(cls, url: str) -> Address:
-        """Return the address that has just been received."""
-        left = lifetime_seconds(url, time.time())
-        # A little earlier, because requests that are under way must still be answered.
-        return cls(url, time.monotonic() + left - min(60.0, 0.1 * left))
-
-
-def lifetime_seconds(url: str, now: float) -> float:
-    """Return how long an address holds from `now` on, by CloudFront's and S3's parameters in it."""
-    query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
-    try:
-        if "Expires" in query:
-            expires = float(query["Expires"])
-        else:
-            signed = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-            expires = signed.timestamp() + float(query["X-Amz-Expires"])
-    except (KeyError, ValueError):
-        return _UNKNOWN_LIFETIME_SECONDS
-    left = expires - now
-    return left if 0 < left <= _LONGEST_LIFETIME_SECONDS else _UNKNOWN_LIFETIME_SECONDS
-
-
-AddressBook = dict[str, Address]  # by the file's URL on the hub
+AddressBook = dict[str, str]  # where the bytes of files are, by their URLs on the hub; secret, because signed
 
 
 class _BadAddressError(TransientError):
@@ -129,36 +93,32 @@ class RemoteFile:
 
     @property
     def address(self) -> str:
-        """Where the bytes are; the hub is asked if that is not known, or not for much longer."""
-        return self.retrier.call(self._find).url
+        """Where the bytes are; the hub is asked if that is not known."""
+        return self.retrier.call(self._find)
 
     def learn(self, url: str) -> None:
         """Take an address that another process has asked for."""
         with self._lock:
-            if self._known() is None and url != self._refused:
-                self.book[self.url] = Address.received(url)
+            if url != self._refused:
+                self.book.setdefault(self.url, url)
 
     def fetch(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range, with retries."""
         return self.retrier.call(partial(self._fetch_once, start, stop))
 
-    def _known(self) -> Address | None:
-        known = self.book.get(self.url)
-        return known if known is not None and time.monotonic() < known.good_until else None
-
-    def _find(self) -> Address:
-        """Return where the bytes are now; ChangedError if the hub says twice that it has another file."""
-        if known := self._known():
+    def _find(self) -> str:
+        """Return where the bytes are; ChangedError if the hub says twice that it has another file."""
+        if known := self.book.get(self.url):
             return known
         with self._asking:
-            if known := self._known():  # another thread may have asked meanwhile
+            if known := self.book.get(self.url):  # another thread may have asked meanwhile
                 return known
             for _ in range(2):
                 with translated_errors(self.url):
                     found = get_hf_file_metadata(self.url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
                 if found.etag == self.content_hash:
-                    address = self.book[self.url] = Address.received(found.location)
-                    return address
+                    self.book[self.url] = found.location
+                    return found.location
         name = short_name(self.url)
         raise ChangedError(f"{name}: the file on the hub was {self.content_hash} and is {found.etag}.")
 
@@ -166,11 +126,11 @@ class RemoteFile:
         address = self._find()
         try:
             with translated_errors(self.url):
-                return self._get(address.url, start, stop)
+                return self._get(address, start, stop)
         except _BadAddressError:
             with self._lock:
-                self._refused = address.url
-                if self.book.get(self.url) is address:  # else another thread has a new one already
+                self._refused = address
+                if self.book.get(self.url) == address:  # else another thread has a new one already
                     del self.book[self.url]
             raise
 
@@ -182,7 +142,7 @@ class RemoteFile:
         }
         quota = self.quota if on_hub else None
         if quota is not None:
-            quota.take(url, has_token=get_token() is not None)
+            quota.take(url)
         try:
             response = send_get(url, headers, constants.HF_HUB_DOWNLOAD_TIMEOUT, follow_redirects=not on_hub)
         except LocationValueError:  # no address at all

@@ -93,8 +93,7 @@ def status_error(url: str, status: int, headers: Mapping[str, str]) -> Transient
     """Make the error for an answer with a transient status."""
     reason, advice = f"status {status}", ""
     if status == 429:
-        kind = next((limit.kind for limit in read_limits(headers)), "resolvers")
-        reason, advice = "rate limit (429)", describe_limit(kind, has_token=get_token() is not None)
+        reason, advice = "rate limit (429)", what_raises_limit()
     return TransientError(f"{host_of(url)}: {reason}", requested_wait_seconds(headers, status), advice)
 
 
@@ -178,14 +177,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__ or wrapped
 
 
-# Read from a server's headers how long to wait and what is left of a quota, and describe the hub's limits.
+# Read from a server's headers how long to wait and what is left of a quota.
 #
 # Headers are untrusted text: whatever is in them becomes a number of seconds to wait, or 0.
 
 # The hub counts in windows of five minutes. If a server requests a longer wait, it is asked again earlier.
 LONGEST_REQUESTED_SECONDS = 900.0
-# Requests in five minutes: anonymous, with the token of a free account, of a PRO account.
-_QUOTAS = {"api": (500, 1000, 2500), "resolvers": (3000, 5000, 12000)}
 _LIMIT = re.compile(r'"(\w+)"\s*;\s*r\s*=\s*(\d{1,18})\s*;\s*t\s*=\s*(\d+)')
 _POLICY = re.compile(r'"(\w+)"\s*;\s*q\s*=\s*(\d{1,18})\s*;\s*w\s*=\s*(\d{1,18})')
 
@@ -218,15 +215,9 @@ def requested_wait_seconds(headers: Mapping[str, str], status: int) -> float:
     return min(seconds, LONGEST_REQUESTED_SECONDS)
 
 
-def describe_limit(kind: str, *, has_token: bool) -> str:
-    """Return a text that says what would raise a quota that is used up."""
-    anonymous, free, pro = _QUOTAS.get(kind, _QUOTAS["resolvers"])
-    if has_token:
-        return f"a free account has {free:,} requests in 5 minutes, a PRO account {pro:,}"
-    return (
-        f"without HF_TOKEN there are {anonymous:,} requests in 5 minutes, with one of a free account "
-        f"{free:,}, of a PRO account {pro:,}"
-    )
+def what_raises_limit() -> str:
+    """Return the advice for a quota that is used up."""
+    return "a PRO account has a higher one" if get_token() else "with HF_TOKEN it is higher"
 
 
 def _retry_after(text: str) -> float:
