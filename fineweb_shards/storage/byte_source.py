@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import time
-from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -23,37 +22,12 @@ _BLOCKS_AHEAD = 4  # with the current one 20 MiB
 _BUFFER_BYTES = 2**17
 
 
-class SeekableFile(io.RawIOBase):
-    """Base class for file-like objects. Subclasses read from `_position` on, and know the size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._position = 0
-
-    @property
-    @abstractmethod
-    def size_bytes(self) -> int:
-        """The number of bytes in the file."""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        position = offset + (0, self._position, self.size_bytes)[whence]
-        if position < 0:
-            raise ValueError(f"there is no byte {position}")
-        self._position = position
-        return position
-
-
-class ByteSource(SeekableFile):
+class ByteSource(io.RawIOBase):
     """A file on the hub or in a bucket. Reads inside a range that is fetched ahead make no request."""
 
     def __init__(self, fetch: Fetch, size_bytes: int, observer: Observer | None = None, blocks_ahead: int = 0) -> None:
         super().__init__()
+        self._position = 0
         self._fetch = fetch
         self._size_bytes = size_bytes
         self._observer = observer or Observer()
@@ -63,6 +37,7 @@ class ByteSource(SeekableFile):
 
     @property
     def size_bytes(self) -> int:
+        """The number of bytes in the file."""
         return self._size_bytes
 
     def prefetch(self, start: int, stop: int) -> None:
@@ -101,6 +76,19 @@ class ByteSource(SeekableFile):
         return self
 
     # As a file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        position = offset + (0, self._position, self.size_bytes)[whence]
+        if position < 0:
+            raise ValueError(f"there is no byte {position}")
+        self._position = position
+        return position
 
     def read(self, length: int = -1) -> memoryview:
         """Read without a copy: pyarrow accepts any object with a buffer."""

@@ -6,10 +6,9 @@ is sent to the hub only. Every answer is checked: status, range, length, and tha
 `HfFileSystem`: it accepts a 200 for a Range (2 GB into memory), does not notice a changed ETag, retries for 23 s where
 a night needs an hour, and asks the hub for every range.
 
-What is read from the disk is downloaded a few files ahead of use, and deleted after use. A file comes in parts, several
-at once, and its hash is checked at the end. The parts are written in order, so that what is on the disk is always the
-beginning of the file: a download that was interrupted continues after it. Whatever a crash may have left there, the
-hash decides.
+What is read from the disk is downloaded a few files ahead of use, and deleted after use. A file is read front to back,
+with a few ranges ahead, and its hash is checked at the end. What is on the disk is always the beginning of the file: a
+download that was interrupted continues after it. Whatever a crash may have left there, the hash decides.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -64,9 +63,7 @@ _READ_BYTES = 256 * 1024
 # The address may lead to a host that is gone, or in a circle.
 _NO_ANSWER = (ConnectTimeoutError, NewConnectionError, MaxRetryError)
 _PARTIAL_ENDING = ".part"
-_SMALLEST_PART_BYTES, _LARGEST_PART_BYTES = 2**18, 2**22
-_FEWEST_PARTS = 64  # of a large file, so that a download that is killed has something to continue with
-_PARTS_AT_ONCE = 8
+_COPIED_BYTES = 2**20
 
 
 AddressBook = dict[str, str]  # where the bytes of files are, by their URLs on the hub; secret, because signed
@@ -300,19 +297,14 @@ class HubOnDiskPlace(LocalPlace):
             if is_plain_file(path) and path.stat().st_size == file.size_bytes:
                 return
             disk = Disk(path.parent, self.max_outage_seconds, self.retrier.observer)
-            source = ByteSource(self._remote.find(file).fetch, file.size_bytes)
-            self.retrier.call(partial(_download_once, file, source, disk))
+            self.retrier.call(partial(_download_once, file, self._remote.stream(file), disk))
 
 
-def _download_once(file: InputFile, source: ByteSource, disk: Disk) -> None:
+def _download_once(file: InputFile, source: BinaryIO, disk: Disk) -> None:
     path, size = Path(file.path), file.size_bytes
     partial_path = path.with_name(path.name + _PARTIAL_ENDING)
-    if is_git_hash(file.content_hash):  # it comes from the hub itself, which counts requests: in one part
-        digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-        part_bytes = max(1, size)
-    else:
-        digest = hashlib.sha256()
-        part_bytes = min(max(size // _FEWEST_PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
+    is_git = is_git_hash(file.content_hash)
+    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False) if is_git else hashlib.sha256()
     try:
         make_folder(partial_path.parent)
         with open_own(partial_path, "r+b", create=True, buffering=0) as output:
@@ -322,13 +314,14 @@ def _download_once(file: InputFile, source: ByteSource, disk: Disk) -> None:
             output.truncate(min(output.seek(0, os.SEEK_END), size))
             output.seek(0)
             done = 0
-            while data := output.read(_LARGEST_PART_BYTES):  # what is on the disk already
+            while data := output.read(_COPIED_BYTES):  # what is on the disk already
                 digest.update(data)
                 done += len(data)
-            for part in _parts(source, done, size, part_bytes):
-                disk.attempt(partial(_write, output, part, done, partial_path))
-                digest.update(part)
-                done += len(part)
+            source.seek(done)
+            while data := source.read(_COPIED_BYTES):
+                disk.attempt(partial(_write, output, data, done, partial_path))
+                digest.update(data)
+                done += len(data)
             if digest.hexdigest() != file.content_hash:
                 output.truncate(0)
                 raise TransientError(f"{file.name}: other content than the hub lists")
@@ -338,16 +331,7 @@ def _download_once(file: InputFile, source: ByteSource, disk: Disk) -> None:
         raise output_error(partial_path, error) from None
 
 
-def _parts(source: ByteSource, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
-    """Yield the bytes from `start` to `stop` in order, in parts that are fetched several at once."""
-    for begin in range(start, stop, part_bytes):
-        source.forget_before(begin)
-        for ahead in range(begin, min(stop, begin + _PARTS_AT_ONCE * part_bytes), part_bytes):
-            source.prefetch(ahead, min(ahead + part_bytes, stop))
-        yield source.read_range(begin, min(begin + part_bytes, stop))
-
-
-def _write(output: BinaryIO, data: memoryview, position: int, path: Path) -> None:
+def _write(output: BinaryIO, data: bytes, position: int, path: Path) -> None:
     """Write a part at its place; DiskFullError if there is no space. It can be repeated."""
     try:
         output.seek(position)

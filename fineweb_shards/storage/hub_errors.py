@@ -217,7 +217,7 @@ def requested_wait_seconds(headers: Mapping[str, str], status: int) -> float:
 
 def what_raises_limit() -> str:
     """Return the advice for a quota that is used up."""
-    return "a PRO account has a higher one" if get_token() else "with HF_TOKEN it is higher"
+    return "a PRO account has a higher limit" if get_token() else "with HF_TOKEN the limit is higher"
 
 
 def _retry_after(text: str) -> float:
