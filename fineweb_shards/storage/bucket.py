@@ -66,18 +66,20 @@ class Bucket(Connection):
         self._conditions = conditions  # None: not known yet
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(Bucket, refusal=self.refusal, conditions=self._conditions)
-        return make, (str(self.address), self._max_outage_seconds)
+        return self._make, (self._max_outage_seconds,)
+
+    @property
+    def _make(self) -> partial[Bucket]:
+        return partial(Bucket, str(self.address), refusal=self.refusal, conditions=self._conditions)
 
     def reopened(self, observer: Observer | None) -> Bucket:
         """Return the same with another observer."""
-        make, arguments = self.__reduce__()
-        return cast(Bucket, make(*arguments, observer))
+        return self._make(self._max_outage_seconds, observer)
 
     def hurried(self, max_outage_seconds: float, longest_answer_seconds: float) -> Bucket:
         """Return the same for somebody in a hurry, who waits no longer for an outage to end, nor for a server that says
         nothing. There is no second try after that."""
-        bucket = Bucket(str(self.address), max_outage_seconds, refusal=self.refusal, conditions=self._conditions)
+        bucket = self._make(max_outage_seconds)
         bucket.longest_answer_seconds = longest_answer_seconds
         return bucket
 

@@ -25,7 +25,14 @@ _BUFFER_BYTES = 2**17
 class ByteSource(io.RawIOBase):
     """A file on the hub or in a bucket. Reads inside a range that is fetched ahead make no request."""
 
-    def __init__(self, fetch: Fetch, size_bytes: int, observer: Observer | None = None, blocks_ahead: int = 0) -> None:
+    def __init__(
+        self,
+        fetch: Fetch,
+        size_bytes: int,
+        observer: Observer | None = None,
+        blocks_ahead: int = 0,
+        block_bytes: int | None = None,
+    ) -> None:
         super().__init__()
         self._position = 0
         self._fetch = fetch
@@ -33,6 +40,7 @@ class ByteSource(io.RawIOBase):
         self._observer = observer or Observer()
         self._ahead: dict[tuple[int, int], Future[memoryview]] = {}
         self._blocks_ahead = blocks_ahead
+        self._block_bytes = block_bytes or _BLOCK_BYTES
         self._last_block = -1  # the one that was read last
 
     @property
@@ -100,8 +108,8 @@ class ByteSource(io.RawIOBase):
         return self.read_range(start, stop)
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override] # any buffer, says typeshed
-        start, number = self._position, self._position // _BLOCK_BYTES
-        stop = min(self.size_bytes, start + len(buffer), (number + 1) * _BLOCK_BYTES)
+        size, start, number = self._block_bytes, self._position, self._position // self._block_bytes
+        stop = min(self.size_bytes, start + len(buffer), (number + 1) * size)
         if stop <= start:
             return 0
         # Have the block fetched and, if the file is read in order, those after it; drop all others.
@@ -109,17 +117,17 @@ class ByteSource(io.RawIOBase):
         self._last_block = number
         wanted = range(number, number + 1 + self._blocks_ahead)
         for first, last in list(self._ahead):
-            if first // _BLOCK_BYTES not in wanted:
+            if first // size not in wanted:
                 del self._ahead[first, last]
-        for begin in [block * _BLOCK_BYTES for block in (wanted if in_order else wanted[:1])]:
+        for begin in [block * size for block in (wanted if in_order else wanted[:1])]:
             if begin < self.size_bytes:
-                self.prefetch(begin, min(begin + _BLOCK_BYTES, self.size_bytes))
+                self.prefetch(begin, min(begin + size, self.size_bytes))
         buffer[: stop - start] = self.read_range(start, stop)
         self._position = stop
         return stop - start
 
     def readall(self) -> bytes:
-        parts, buffer = [], bytearray(_BLOCK_BYTES)
+        parts, buffer = [], bytearray(self._block_bytes)
         while length := self.readinto(memoryview(buffer)):
             parts.append(bytes(buffer[:length]))
         return b"".join(parts)
@@ -129,7 +137,8 @@ class ByteSource(io.RawIOBase):
         super().close()
 
 
-def open_in_order(fetch: Fetch, size_bytes: int) -> BinaryIO:
-    """Return a file that can be searched; while it is read in order, 20 MiB are fetched ahead."""
-    # It reads by `readinto` alone.
-    return io.BufferedReader(ByteSource(fetch, size_bytes, blocks_ahead=_BLOCKS_AHEAD), _BUFFER_BYTES)  # type: ignore[type-var]
+def open_in_order(fetch: Fetch, size_bytes: int, block_bytes: int | None = None) -> BinaryIO:
+    """Return a file that can be searched; while it is read in order, a few blocks are fetched ahead, 20 MiB unless
+    `block_bytes` says otherwise."""
+    source = ByteSource(fetch, size_bytes, blocks_ahead=_BLOCKS_AHEAD, block_bytes=block_bytes)
+    return io.BufferedReader(source, _BUFFER_BYTES)  # type: ignore[type-var] # it reads by `readinto` alone

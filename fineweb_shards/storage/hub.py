@@ -63,6 +63,8 @@ _READ_BYTES = 256 * 1024
 # The address may lead to a host that is gone, or in a circle.
 _NO_ANSWER = (ConnectTimeoutError, NewConnectionError, MaxRetryError)
 _PARTIAL_ENDING = ".part"
+_SMALLEST_BLOCK_BYTES, _LARGEST_BLOCK_BYTES = 2**18, 2**22
+_FEWEST_BLOCKS = 64  # of a large file, so that a download that is killed has something to continue with
 _COPIED_BYTES = 2**20
 
 
@@ -249,7 +251,7 @@ class HubOnDiskPlace(LocalPlace):
         super().__init__(hub, max_outage_seconds, observer)
         self._remote = HubPlace(hub, max_outage_seconds, observer)
         self._begun: dict[str, Future[None]] = {}
-        self._turn = Lock()  # one at a time, so that the first is there soonest
+        self._last: Future[None] | None = None  # each waits for the one before, so that the first is there soonest
         self._released: set[str] = set()
 
     def open(self, file: InputFile, address: str | None = None) -> ByteSource:
@@ -262,11 +264,9 @@ class HubOnDiskPlace(LocalPlace):
 
     def expect(self, files: Sequence[InputFile]) -> None:
         """Begin to fetch files, if that has not begun."""
-        before: Future[None] | None = None
         for file in files:
             if file.path not in self._begun:
-                self._begun[file.path] = in_background(partial(self._download, file, before))
-            before = self._begun[file.path]
+                self._last = self._begun[file.path] = in_background(partial(self._download, file, self._last))
 
     def has(self, file: InputFile) -> bool:
         begun = self._begun.get(file.path)
@@ -291,23 +291,29 @@ class HubOnDiskPlace(LocalPlace):
         if before is not None:
             before.exception()  # waits for its turn
         path = Path(file.path)
-        with self._turn:
-            if file.path in self._released:  # the run has ended before it came to this file
-                return
-            if is_plain_file(path) and path.stat().st_size == file.size_bytes:
-                return
-            disk = Disk(path.parent, self.max_outage_seconds, self.retrier.observer)
-            self.retrier.call(partial(_download_once, file, self._remote.stream(file), disk))
+        if file.path in self._released:  # the run has ended before it came to this file
+            return
+        if is_plain_file(path) and path.stat().st_size == file.size_bytes:
+            return
+        disk = Disk(path.parent, self.max_outage_seconds, self.retrier.observer)
+        self.retrier.call(partial(_download_once, file, self._remote, disk))
 
 
-def _download_once(file: InputFile, source: BinaryIO, disk: Disk) -> None:
+def _download_once(file: InputFile, remote: HubPlace, disk: Disk) -> None:
     path, size = Path(file.path), file.size_bytes
     partial_path = path.with_name(path.name + _PARTIAL_ENDING)
-    is_git = is_git_hash(file.content_hash)
-    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False) if is_git else hashlib.sha256()
+    if is_git_hash(file.content_hash):  # it comes from the hub itself, which counts requests: in one block
+        digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        block_bytes = size
+    else:
+        digest = hashlib.sha256()
+        block_bytes = min(max(size // _FEWEST_BLOCKS, _SMALLEST_BLOCK_BYTES), _LARGEST_BLOCK_BYTES)
     try:
         make_folder(partial_path.parent)
-        with open_own(partial_path, "r+b", create=True, buffering=0) as output:
+        with (
+            open_own(partial_path, "r+b", create=True, buffering=0) as output,
+            open_in_order(remote.find(file).fetch, size, block_bytes) as source,
+        ):
             lock_file(output)
             if is_plain_file(path):  # another process has just finished it
                 return

@@ -23,7 +23,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -172,17 +172,13 @@ class BucketLock:
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            try:
+            with self._failures_told():
                 self._renew(self._hasty_bucket)
                 if self._lost:
                     text = f"{self._bucket.address}: another run has taken over; this one ends"
                     self._observer.tell(Event("lock", text))
                     return
-            except Exception as error:  # even a bug: without a beat another run would take over
-                text = f"the lock could not be renewed: {type(error).__name__}: {error}"
-                self._observer.tell(Event("lock", text, loud=False))
-            else:
-                self._attempt(lambda: self._on_beat(self._hasty_bucket))
+                self._on_beat(self._hasty_bucket)
 
     def _renew(self, bucket: Bucket) -> None:
         """Replace the lock, unless it is another run's by now."""
@@ -197,21 +193,19 @@ class BucketLock:
     def _end(self) -> None:
         """Copy the small files for the last time, and remove the lock. If they can't be copied it stays: it says that
         those of this machine are the newest."""
-
-        def finish() -> None:
-            self._on_beat(self._hasty_bucket)
-            if self._find_own_version() is not None:
-                self._hasty_bucket.delete([OBJECT_NAME])
-
         self._thread.join()
-        if not self._lost:
-            self._attempt(finish)
+        with self._failures_told():
+            if not self._lost:
+                self._on_beat(self._hasty_bucket)
+                if self._find_own_version() is not None:
+                    self._hasty_bucket.delete([OBJECT_NAME])
 
-    def _attempt(self, action: Callable[[], None]) -> None:
-        """Do what the run does not depend on; report a failure instead of raising it."""
+    @contextlib.contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        """Report a failure instead of raising it."""
         try:
-            action()
-        except Exception as error:  # even a bug: the lock is more important
+            yield
+        except Exception as error:  # even a bug: without the next beat another run would take over
             text = f"{self._bucket.address}: {type(error).__name__}: {error}"
             self._observer.tell(Event("lock", text, loud=False))
 
