@@ -112,12 +112,8 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
             )
         if isinstance(cause, socket.gaierror):
             return TransientError(f"{where}: no such host, or no network", advice=what_to_check(url))
-    if isinstance(error, httpx2.UnsupportedProtocol):
-        return HubError(f"{urlsplit(url).scheme}://{host}: not an address of the web.", "Check HF_ENDPOINT.")
     if isinstance(error, (httpx2.ProxyError, urllib3.exceptions.ProxyError)) and "407" in str(error):
         return HubError(f"{where}: the proxy asks for a password (407).", "Write it into HTTPS_PROXY.")
-    if isinstance(error, httpx2.LocalProtocolError) and "header" in str(error):
-        return HubError(f"{where}: the request can't be sent.", "Check HF_TOKEN: it holds odd characters.")
     reason = _reason(error)
     advice = what_to_check(url) if reason in _NOT_THE_HUB or proxy else ""
     return TransientError(f"{where}: {reason}", advice=advice)
