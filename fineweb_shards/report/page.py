@@ -19,7 +19,7 @@ from fineweb_shards.report import contents, runs
 from fineweb_shards.report.facts import Facts, gather_facts, report_path, show_moment
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import output_error, write_quickly
-from fineweb_shards.system.own_files import WORK_FOLDER, claim_folder
+from fineweb_shards.system.own_files import claim_folder
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.units import show_bytes
@@ -112,6 +112,4 @@ def closing_lines(store: Store, run: RunRecord) -> list[str]:
     begun = run.new_tokens > 0 or run.ending == State.COMPLETE
     if begun and (page := report_path(store.folder)).is_file():
         rows.append(("report", str(page)))
-        if store.is_remote and run.ending == State.COMPLETE:
-            rows.append(("", f"a copy: {store.location}/{WORK_FOLDER}/{page.name}"))
     return [f"{name:<10} {text}" for name, text in rows]

@@ -12,7 +12,7 @@ import errno
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent import futures
 from functools import partial
 from pathlib import Path
@@ -66,18 +66,20 @@ class Bucket(Connection):
         self._conditions = conditions  # None: not known yet
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(Bucket, refusal=self.refusal, conditions=self._conditions)
-        return make, (str(self.address), self._max_outage_seconds)
+        return self._make, (self._max_outage_seconds,)
+
+    @property
+    def _make(self) -> partial[Bucket]:
+        return partial(Bucket, str(self.address), refusal=self.refusal, conditions=self._conditions)
 
     def reopened(self, observer: Observer | None) -> Bucket:
         """Return the same with another observer."""
-        make, arguments = self.__reduce__()
-        return cast(Bucket, make(*arguments, observer))
+        return self._make(self._max_outage_seconds, observer)
 
     def hurried(self, max_outage_seconds: float, longest_answer_seconds: float) -> Bucket:
         """Return the same for somebody in a hurry, who waits no longer for an outage to end, nor for a server that says
         nothing. There is no second try after that."""
-        bucket = Bucket(str(self.address), max_outage_seconds, refusal=self.refusal, conditions=self._conditions)
+        bucket = self._make(max_outage_seconds)
         bucket.longest_answer_seconds = longest_answer_seconds
         return bucket
 
@@ -192,40 +194,6 @@ class Bucket(Connection):
         # A request for each: not every store knows the one that deletes many.
         for _ in map_in_background(self.delete_one, names, _DELETED_AT_ONCE):
             pass
-
-    def abort_uploads(self, is_ours: Callable[[str], bool]) -> int | None:
-        """Give up the uploads in the folder that a killed run has left unfinished, if their names are ours: their parts
-        are invisible, and cost money. Return their number; None if nobody here can tell, because obstore can't list
-        them: it needs S3 and boto3. Elsewhere a lifecycle rule of the bucket does it.
-
-        Nobody else may be writing there: a running upload is given up as well.
-        """
-        address = self.address
-        if address.scheme != "s3" or importlib.util.find_spec("boto3") is None:
-            return None
-        import boto3
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        aborted = 0
-        try:
-            # Nothing depends on it, so it waits for no outage.
-            limits = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 3})
-            client = boto3.client("s3", config=limits)
-            pages = client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=address.bucket, Prefix=f"{address.prefix}/" if address.prefix else ""
-            )
-            found = [upload for page in pages for upload in page.get("Uploads", [])]
-            for key, number in [(one["Key"], one["UploadId"]) for one in found]:
-                if is_ours(address.name_of(key)):
-                    client.abort_multipart_upload(Bucket=address.bucket, Key=key, UploadId=number)
-                    aborted += 1
-        except (BotoCoreError, ClientError) as error:
-            raise self.refusal(
-                f"{address}: unfinished uploads can't be given up ({type(error).__name__}).",
-                "Let the bucket do it, by a lifecycle rule (AbortIncompleteMultipartUpload).",
-            ) from None
-        return aborted
 
     def _send(self, file: BinaryIO, size_bytes: int, store: ObjectStore, key: str) -> Version:
         """Upload a file. If it makes no progress for long, the observer hears of it: obstore would tell of a silent

@@ -9,15 +9,14 @@ from __future__ import annotations
 import configparser
 import os
 import re
+import shlex
 import threading
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.storage.bucket_address import BucketAddress
-from fineweb_shards.system.shell_commands import install_command
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -120,19 +119,17 @@ SETTINGS = {
 #
 # obstore reads the environment (AWS_*, GOOGLE_*, AZURE_*), Google's application default credentials, and asks for the
 # roles of instances, containers and pods. It does not read the profiles of the AWS tools (~/.aws/credentials and
-# ~/.aws/config) and two of the Azure tools' variables. A profile with keys is read here; one that needs a login or a
-# role is left to boto3.
+# ~/.aws/config) and two of the Azure tools' variables. A profile with keys is read here; one that needs a login, a role
+# or a program has the AWS tools put its keys into the environment.
 #
 # Nothing here is kept, printed or pickled: every process looks for itself.
 
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-_KEY, _SECRET = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
 # A profile with one of these has its keys made by somebody else: by a login, a role or a program.
-_BY_LOGIN = ("sso_session", "sso_start_url", "login_session")
-_MADE_ELSEWHERE = (*_BY_LOGIN, "role_arn", "web_identity_token_file", "credential_process")
-# boto3 renews credentials 10 minutes before they expire, if it is asked.
-_ASK_BOTO3_EVERY = timedelta(minutes=5)
+_MADE_ELSEWHERE = (
+    "sso_session", "sso_start_url", "login_session", "role_arn", "web_identity_token_file", "credential_process",
+)  # fmt: skip
 
 
 def _aws_options() -> dict[str, Any]:
@@ -141,23 +138,20 @@ def _aws_options() -> dict[str, Any]:
     profile = _read_profile(name)
     options = _unless_set(("AWS_REGION", "AWS_DEFAULT_REGION"), "region", profile.get("region"))
     options |= _unless_set(_AWS_ENDPOINTS, "endpoint", profile.get("endpoint_url"))
-    if os.environ.get(_KEY):
-        _require_beside(_KEY, _SECRET)
-    elif "aws_access_key_id" in profile and "role_arn" not in profile:
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        return options
+    if "aws_access_key_id" in profile and "role_arn" not in profile:
         options["access_key_id"] = profile["aws_access_key_id"]
         options["secret_access_key"] = profile.get("aws_secret_access_key", "")
         if "aws_session_token" in profile:
             options["session_token"] = profile["aws_session_token"]
     elif any(key in profile for key in _MADE_ELSEWHERE):
-        options["credential_provider"] = _ask_boto3(name or "default")
-    elif os.environ.get(_SECRET):
-        _require_beside(_SECRET, _KEY)
+        profile_name = name or "default"
+        raise UsageError(
+            f"The AWS profile {profile_name} needs a login, a role or a program for its keys.",
+            f'Run: eval "$(aws configure export-credentials --profile {shlex.quote(profile_name)} --format env)"',
+        )
     return options
-
-
-def _require_beside(given: str, other: str) -> None:
-    if not os.environ.get(other):
-        raise UsageError(f"{given} is set, and {other} is not.", f"Set {other} as well, or neither.")
 
 
 def _read_profile(name: str | None) -> Mapping[str, str]:
@@ -181,24 +175,6 @@ def _read_profile(name: str | None) -> Mapping[str, str]:
     if name is not None and not found:
         raise UsageError(f"AWS_PROFILE is {name}, and there is no such profile.", f"Look into {config}.")
     return settings
-
-
-def _ask_boto3(name: str) -> Any:
-    """Return boto3's credentials for a profile that needs a login, a role or a program."""
-    try:
-        import boto3
-        from botocore.exceptions import BotoCoreError
-        from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError:
-        raise UsageError(
-            f"The AWS profile {name} needs a login, a role or a program for its keys, which boto3 handles.",
-            f"Install it: {install_command('boto3')}",
-        ) from None
-    try:
-        return Boto3CredentialProvider(boto3.Session(profile_name=name), ttl=_ASK_BOTO3_EVERY)
-    except (BotoCoreError, ValueError):
-        hint = f"Try: aws sts get-caller-identity --profile {name}"
-        raise UsageError(f"The AWS profile {name} gives no credentials.", hint) from None
 
 
 def _azure_options() -> dict[str, Any]:

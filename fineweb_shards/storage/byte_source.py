@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import time
-from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -23,46 +22,30 @@ _BLOCKS_AHEAD = 4  # with the current one 20 MiB
 _BUFFER_BYTES = 2**17
 
 
-class SeekableFile(io.RawIOBase):
-    """Base class for file-like objects. Subclasses read from `_position` on, and know the size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._position = 0
-
-    @property
-    @abstractmethod
-    def size_bytes(self) -> int:
-        """The number of bytes in the file."""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        position = offset + (0, self._position, self.size_bytes)[whence]
-        if position < 0:
-            raise ValueError(f"there is no byte {position}")
-        self._position = position
-        return position
-
-
-class ByteSource(SeekableFile):
+class ByteSource(io.RawIOBase):
     """A file on the hub or in a bucket. Reads inside a range that is fetched ahead make no request."""
 
-    def __init__(self, fetch: Fetch, size_bytes: int, observer: Observer | None = None, blocks_ahead: int = 0) -> None:
+    def __init__(
+        self,
+        fetch: Fetch,
+        size_bytes: int,
+        observer: Observer | None = None,
+        blocks_ahead: int = 0,
+        block_bytes: int | None = None,
+    ) -> None:
         super().__init__()
+        self._position = 0
         self._fetch = fetch
         self._size_bytes = size_bytes
         self._observer = observer or Observer()
         self._ahead: dict[tuple[int, int], Future[memoryview]] = {}
         self._blocks_ahead = blocks_ahead
+        self._block_bytes = block_bytes or _BLOCK_BYTES
         self._last_block = -1  # the one that was read last
 
     @property
     def size_bytes(self) -> int:
+        """The number of bytes in the file."""
         return self._size_bytes
 
     def prefetch(self, start: int, stop: int) -> None:
@@ -102,6 +85,19 @@ class ByteSource(SeekableFile):
 
     # As a file
 
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        position = offset + (0, self._position, self.size_bytes)[whence]
+        if position < 0:
+            raise ValueError(f"there is no byte {position}")
+        self._position = position
+        return position
+
     def read(self, length: int = -1) -> memoryview:
         """Read without a copy: pyarrow accepts any object with a buffer."""
         start, size = self._position, self.size_bytes
@@ -112,8 +108,8 @@ class ByteSource(SeekableFile):
         return self.read_range(start, stop)
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override] # any buffer, says typeshed
-        start, number = self._position, self._position // _BLOCK_BYTES
-        stop = min(self.size_bytes, start + len(buffer), (number + 1) * _BLOCK_BYTES)
+        size, start, number = self._block_bytes, self._position, self._position // self._block_bytes
+        stop = min(self.size_bytes, start + len(buffer), (number + 1) * size)
         if stop <= start:
             return 0
         # Have the block fetched and, if the file is read in order, those after it; drop all others.
@@ -121,17 +117,17 @@ class ByteSource(SeekableFile):
         self._last_block = number
         wanted = range(number, number + 1 + self._blocks_ahead)
         for first, last in list(self._ahead):
-            if first // _BLOCK_BYTES not in wanted:
+            if first // size not in wanted:
                 del self._ahead[first, last]
-        for begin in [block * _BLOCK_BYTES for block in (wanted if in_order else wanted[:1])]:
+        for begin in [block * size for block in (wanted if in_order else wanted[:1])]:
             if begin < self.size_bytes:
-                self.prefetch(begin, min(begin + _BLOCK_BYTES, self.size_bytes))
+                self.prefetch(begin, min(begin + size, self.size_bytes))
         buffer[: stop - start] = self.read_range(start, stop)
         self._position = stop
         return stop - start
 
     def readall(self) -> bytes:
-        parts, buffer = [], bytearray(_BLOCK_BYTES)
+        parts, buffer = [], bytearray(self._block_bytes)
         while length := self.readinto(memoryview(buffer)):
             parts.append(bytes(buffer[:length]))
         return b"".join(parts)
@@ -141,7 +137,8 @@ class ByteSource(SeekableFile):
         super().close()
 
 
-def open_in_order(fetch: Fetch, size_bytes: int) -> BinaryIO:
-    """Return a file that can be searched; while it is read in order, 20 MiB are fetched ahead."""
-    # It reads by `readinto` alone.
-    return io.BufferedReader(ByteSource(fetch, size_bytes, blocks_ahead=_BLOCKS_AHEAD), _BUFFER_BYTES)  # type: ignore[type-var]
+def open_in_order(fetch: Fetch, size_bytes: int, block_bytes: int | None = None) -> BinaryIO:
+    """Return a file that can be searched; while it is read in order, a few blocks are fetched ahead, 20 MiB unless
+    `block_bytes` says otherwise."""
+    source = ByteSource(fetch, size_bytes, blocks_ahead=_BLOCKS_AHEAD, block_bytes=block_bytes)
+    return io.BufferedReader(source, _BUFFER_BYTES)  # type: ignore[type-var] # it reads by `readinto` alone

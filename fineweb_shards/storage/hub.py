@@ -1,15 +1,14 @@
 """Files on the hub: read by ranges, or downloaded; where their bytes are, and whether they are those listed.
 
 The hub answers `/resolve/` with an address at a CDN that is a permission in itself, for about an hour. It is asked once
-for a file, and from then on the CDN alone, until the address expires or is refused: the hub counts requests. The token
+for a file, and from then on the CDN alone, until that refuses the address: the hub counts requests. The token
 is sent to the hub only. Every answer is checked: status, range, length, and that it is still the same file. Not
 `HfFileSystem`: it accepts a 200 for a Range (2 GB into memory), does not notice a changed ETag, retries for 23 s where
 a night needs an hour, and asks the hub for every range.
 
-What is read from the disk is downloaded a few files ahead of use, and deleted after use. A file comes in parts, several
-at once, and its hash is checked at the end. The parts are written in order, so that what is on the disk is always the
-beginning of the file: a download that was interrupted continues after it. Whatever a crash may have left there, the
-hash decides.
+What is read from the disk is downloaded a few files ahead of use, and deleted after use. A file is read front to back,
+with a few ranges ahead, and its hash is checked at the end. What is on the disk is always the beginning of the file: a
+download that was interrupted continues after it. Whatever a crash may have left there, the hash decides.
 """
 
 from __future__ import annotations
@@ -17,18 +16,16 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
-from urllib.parse import parse_qs, urlsplit
 
 import urllib3
-from huggingface_hub import constants, get_hf_file_metadata, get_token, hf_hub_download, hf_hub_url
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from huggingface_hub.utils import build_hf_headers
 from urllib3.exceptions import (
@@ -65,47 +62,13 @@ _SLOWEST_BYTES_PER_SECOND = 4096
 _READ_BYTES = 256 * 1024
 # The address may lead to a host that is gone, or in a circle.
 _NO_ANSWER = (ConnectTimeoutError, NewConnectionError, MaxRetryError)
-# For an address that does not tell, or tells nonsense, as it seems to if this machine's clock is wrong: then the CDN's
-# refusal is what ends it.
-_UNKNOWN_LIFETIME_SECONDS = 1800.0
-_LONGEST_LIFETIME_SECONDS = 7 * 86400.0
 _PARTIAL_ENDING = ".part"
-_SMALLEST_PART_BYTES, _LARGEST_PART_BYTES = 2**18, 2**22
-_FEWEST_PARTS = 64  # of a large file, so that a download that is killed has something to continue with
-_PARTS_AT_ONCE = 8
+_SMALLEST_BLOCK_BYTES, _LARGEST_BLOCK_BYTES = 2**18, 2**22
+_FEWEST_BLOCKS = 64  # of a large file, so that a download that is killed has something to continue with
+_COPIED_BYTES = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where the bytes of a file are, for a while."""
-
-    url: str = field(repr=False)  # it holds a signature, which belongs in no log
-    good_until: float  # on this process's monotonic clock
-
-    @classmethod
-    def received(cls, url: str) -> Address:
-        """Return the address that has just been received."""
-        left = lifetime_seconds(url, time.time())
-        # A little earlier, because requests that are under way must still be answered.
-        return cls(url, time.monotonic() + left - min(60.0, 0.1 * left))
-
-
-def lifetime_seconds(url: str, now: float) -> float:
-    """Return how long an address holds from `now` on, by CloudFront's and S3's parameters in it."""
-    query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
-    try:
-        if "Expires" in query:
-            expires = float(query["Expires"])
-        else:
-            signed = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-            expires = signed.timestamp() + float(query["X-Amz-Expires"])
-    except (KeyError, ValueError):
-        return _UNKNOWN_LIFETIME_SECONDS
-    left = expires - now
-    return left if 0 < left <= _LONGEST_LIFETIME_SECONDS else _UNKNOWN_LIFETIME_SECONDS
-
-
-AddressBook = dict[str, Address]  # by the file's URL on the hub
+AddressBook = dict[str, str]  # where the bytes of files are, by their URLs on the hub; secret, because signed
 
 
 class _BadAddressError(TransientError):
@@ -129,36 +92,32 @@ class RemoteFile:
 
     @property
     def address(self) -> str:
-        """Where the bytes are; the hub is asked if that is not known, or not for much longer."""
-        return self.retrier.call(self._find).url
+        """Where the bytes are; the hub is asked if that is not known."""
+        return self.retrier.call(self._find)
 
     def learn(self, url: str) -> None:
         """Take an address that another process has asked for."""
         with self._lock:
-            if self._known() is None and url != self._refused:
-                self.book[self.url] = Address.received(url)
+            if url != self._refused:
+                self.book.setdefault(self.url, url)
 
     def fetch(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range, with retries."""
         return self.retrier.call(partial(self._fetch_once, start, stop))
 
-    def _known(self) -> Address | None:
-        known = self.book.get(self.url)
-        return known if known is not None and time.monotonic() < known.good_until else None
-
-    def _find(self) -> Address:
-        """Return where the bytes are now; ChangedError if the hub says twice that it has another file."""
-        if known := self._known():
+    def _find(self) -> str:
+        """Return where the bytes are; ChangedError if the hub says twice that it has another file."""
+        if known := self.book.get(self.url):
             return known
         with self._asking:
-            if known := self._known():  # another thread may have asked meanwhile
+            if known := self.book.get(self.url):  # another thread may have asked meanwhile
                 return known
             for _ in range(2):
                 with translated_errors(self.url):
                     found = get_hf_file_metadata(self.url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
                 if found.etag == self.content_hash:
-                    address = self.book[self.url] = Address.received(found.location)
-                    return address
+                    self.book[self.url] = found.location
+                    return found.location
         name = short_name(self.url)
         raise ChangedError(f"{name}: the file on the hub was {self.content_hash} and is {found.etag}.")
 
@@ -166,11 +125,11 @@ class RemoteFile:
         address = self._find()
         try:
             with translated_errors(self.url):
-                return self._get(address.url, start, stop)
+                return self._get(address, start, stop)
         except _BadAddressError:
             with self._lock:
-                self._refused = address.url
-                if self.book.get(self.url) is address:  # else another thread has a new one already
+                self._refused = address
+                if self.book.get(self.url) == address:  # else another thread has a new one already
                     del self.book[self.url]
             raise
 
@@ -182,7 +141,7 @@ class RemoteFile:
         }
         quota = self.quota if on_hub else None
         if quota is not None:
-            quota.take(url, has_token=get_token() is not None)
+            quota.take(url)
         try:
             response = send_get(url, headers, constants.HF_HUB_DOWNLOAD_TIMEOUT, follow_redirects=not on_hub)
         except LocationValueError:  # no address at all
@@ -292,7 +251,7 @@ class HubOnDiskPlace(LocalPlace):
         super().__init__(hub, max_outage_seconds, observer)
         self._remote = HubPlace(hub, max_outage_seconds, observer)
         self._begun: dict[str, Future[None]] = {}
-        self._turn = Lock()  # one at a time, so that the first is there soonest
+        self._last: Future[None] | None = None  # each waits for the one before, so that the first is there soonest
         self._released: set[str] = set()
 
     def open(self, file: InputFile, address: str | None = None) -> ByteSource:
@@ -305,11 +264,9 @@ class HubOnDiskPlace(LocalPlace):
 
     def expect(self, files: Sequence[InputFile]) -> None:
         """Begin to fetch files, if that has not begun."""
-        before: Future[None] | None = None
         for file in files:
             if file.path not in self._begun:
-                self._begun[file.path] = in_background(partial(self._download, file, before))
-            before = self._begun[file.path]
+                self._last = self._begun[file.path] = in_background(partial(self._download, file, self._last))
 
     def has(self, file: InputFile) -> bool:
         begun = self._begun.get(file.path)
@@ -334,41 +291,43 @@ class HubOnDiskPlace(LocalPlace):
         if before is not None:
             before.exception()  # waits for its turn
         path = Path(file.path)
-        with self._turn:
-            if file.path in self._released:  # the run has ended before it came to this file
-                return
-            if is_plain_file(path) and path.stat().st_size == file.size_bytes:
-                return
-            disk = Disk(path.parent, self.max_outage_seconds, self.retrier.observer)
-            source = ByteSource(self._remote.find(file).fetch, file.size_bytes)
-            self.retrier.call(partial(_download_once, file, source, disk))
+        if file.path in self._released:  # the run has ended before it came to this file
+            return
+        if is_plain_file(path) and path.stat().st_size == file.size_bytes:
+            return
+        disk = Disk(path.parent, self.max_outage_seconds, self.retrier.observer)
+        self.retrier.call(partial(_download_once, file, self._remote, disk))
 
 
-def _download_once(file: InputFile, source: ByteSource, disk: Disk) -> None:
+def _download_once(file: InputFile, remote: HubPlace, disk: Disk) -> None:
     path, size = Path(file.path), file.size_bytes
     partial_path = path.with_name(path.name + _PARTIAL_ENDING)
-    if is_git_hash(file.content_hash):  # it comes from the hub itself, which counts requests: in one part
+    if is_git_hash(file.content_hash):  # it comes from the hub itself, which counts requests: in one block
         digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-        part_bytes = max(1, size)
+        block_bytes = size
     else:
         digest = hashlib.sha256()
-        part_bytes = min(max(size // _FEWEST_PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
+        block_bytes = min(max(size // _FEWEST_BLOCKS, _SMALLEST_BLOCK_BYTES), _LARGEST_BLOCK_BYTES)
     try:
         make_folder(partial_path.parent)
-        with open_own(partial_path, "r+b", create=True, buffering=0) as output:
+        with (
+            open_own(partial_path, "r+b", create=True, buffering=0) as output,
+            open_in_order(remote.find(file).fetch, size, block_bytes) as source,
+        ):
             lock_file(output)
             if is_plain_file(path):  # another process has just finished it
                 return
             output.truncate(min(output.seek(0, os.SEEK_END), size))
             output.seek(0)
             done = 0
-            while data := output.read(_LARGEST_PART_BYTES):  # what is on the disk already
+            while data := output.read(_COPIED_BYTES):  # what is on the disk already
                 digest.update(data)
                 done += len(data)
-            for part in _parts(source, done, size, part_bytes):
-                disk.attempt(partial(_write, output, part, done, partial_path))
-                digest.update(part)
-                done += len(part)
+            source.seek(done)
+            while data := source.read(_COPIED_BYTES):
+                disk.attempt(partial(_write, output, data, done, partial_path))
+                digest.update(data)
+                done += len(data)
             if digest.hexdigest() != file.content_hash:
                 output.truncate(0)
                 raise TransientError(f"{file.name}: other content than the hub lists")
@@ -378,16 +337,7 @@ def _download_once(file: InputFile, source: ByteSource, disk: Disk) -> None:
         raise output_error(partial_path, error) from None
 
 
-def _parts(source: ByteSource, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
-    """Yield the bytes from `start` to `stop` in order, in parts that are fetched several at once."""
-    for begin in range(start, stop, part_bytes):
-        source.forget_before(begin)
-        for ahead in range(begin, min(stop, begin + _PARTS_AT_ONCE * part_bytes), part_bytes):
-            source.prefetch(ahead, min(ahead + part_bytes, stop))
-        yield source.read_range(begin, min(begin + part_bytes, stop))
-
-
-def _write(output: BinaryIO, data: memoryview, position: int, path: Path) -> None:
+def _write(output: BinaryIO, data: bytes, position: int, path: Path) -> None:
     """Write a part at its place; DiskFullError if there is no space. It can be repeated."""
     try:
         output.seek(position)

@@ -93,8 +93,7 @@ def status_error(url: str, status: int, headers: Mapping[str, str]) -> Transient
     """Make the error for an answer with a transient status."""
     reason, advice = f"status {status}", ""
     if status == 429:
-        kind = next((limit.kind for limit in read_limits(headers)), "resolvers")
-        reason, advice = "rate limit (429)", describe_limit(kind, has_token=get_token() is not None)
+        reason, advice = "rate limit (429)", what_raises_limit()
     return TransientError(f"{host_of(url)}: {reason}", requested_wait_seconds(headers, status), advice)
 
 
@@ -113,12 +112,8 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
             )
         if isinstance(cause, socket.gaierror):
             return TransientError(f"{where}: no such host, or no network", advice=what_to_check(url))
-    if isinstance(error, httpx.UnsupportedProtocol):
-        return HubError(f"{urlsplit(url).scheme}://{host}: not an address of the web.", "Check HF_ENDPOINT.")
     if isinstance(error, (httpx.ProxyError, urllib3.exceptions.ProxyError)) and "407" in str(error):
         return HubError(f"{where}: the proxy asks for a password (407).", "Write it into HTTPS_PROXY.")
-    if isinstance(error, httpx.LocalProtocolError) and "header" in str(error):
-        return HubError(f"{where}: the request can't be sent.", "Check HF_TOKEN: it holds odd characters.")
     reason = _reason(error)
     advice = what_to_check(url) if reason in _NOT_THE_HUB or proxy else ""
     return TransientError(f"{where}: {reason}", advice=advice)
@@ -178,14 +173,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__ or wrapped
 
 
-# Read from a server's headers how long to wait and what is left of a quota, and describe the hub's limits.
+# Read from a server's headers how long to wait and what is left of a quota.
 #
 # Headers are untrusted text: whatever is in them becomes a number of seconds to wait, or 0.
 
 # The hub counts in windows of five minutes. If a server requests a longer wait, it is asked again earlier.
 LONGEST_REQUESTED_SECONDS = 900.0
-# Requests in five minutes: anonymous, with the token of a free account, of a PRO account.
-_QUOTAS = {"api": (500, 1000, 2500), "resolvers": (3000, 5000, 12000)}
 _LIMIT = re.compile(r'"(\w+)"\s*;\s*r\s*=\s*(\d{1,18})\s*;\s*t\s*=\s*(\d+)')
 _POLICY = re.compile(r'"(\w+)"\s*;\s*q\s*=\s*(\d{1,18})\s*;\s*w\s*=\s*(\d{1,18})')
 
@@ -218,15 +211,9 @@ def requested_wait_seconds(headers: Mapping[str, str], status: int) -> float:
     return min(seconds, LONGEST_REQUESTED_SECONDS)
 
 
-def describe_limit(kind: str, *, has_token: bool) -> str:
-    """Return a text that says what would raise a quota that is used up."""
-    anonymous, free, pro = _QUOTAS.get(kind, _QUOTAS["resolvers"])
-    if has_token:
-        return f"a free account has {free:,} requests in 5 minutes, a PRO account {pro:,}"
-    return (
-        f"without HF_TOKEN there are {anonymous:,} requests in 5 minutes, with one of a free account "
-        f"{free:,}, of a PRO account {pro:,}"
-    )
+def what_raises_limit() -> str:
+    """Return the advice for a quota that is used up."""
+    return "a PRO account has a higher limit" if get_token() else "with HF_TOKEN the limit is higher"
 
 
 def _retry_after(text: str) -> float:

@@ -25,13 +25,13 @@ from fineweb_shards.storage.hub_client import httpx
 from fineweb_shards.storage.hub_environment import check_token, proxy_for
 from fineweb_shards.storage.hub_errors import (
     LONGEST_REQUESTED_SECONDS,
-    describe_limit,
     host_of,
     is_hub,
     read_limits,
     request_error,
     requested_wait_seconds,
     status_error,
+    what_raises_limit,
     what_to_check,
 )
 from fineweb_shards.storage.place import TRANSIENT_STATUSES
@@ -80,7 +80,7 @@ class HubSession(httpx.Client):
         url = str(request.url)
         quota = self._quota if is_hub(url) else None
         if quota is not None:
-            quota.take(url, has_token=get_token() is not None)
+            quota.take(url)
         try:
             response = super().send(request, **options)
         except httpx.RequestError as error:
@@ -121,7 +121,7 @@ class Quota:
         self._shared = SharedValue(None if folder is None else folder / FILE_NAME)
         self._clock = clock or Clock()
 
-    def take(self, url: str, *, has_token: bool) -> None:
+    def take(self, url: str) -> None:
         """Count a request that is about to be sent; TransientError if it has to wait for the next window."""
         kind, host = _kind_of(url), urlsplit(url).netloc
         now = self._clock.now()
@@ -129,9 +129,8 @@ class Quota:
             state = _state_of(value, kind)
             wait = state["until"] - now
             if 0 < wait <= LONGEST_REQUESTED_SECONDS and state["left"] <= 0:
-                advice = describe_limit(kind, has_token=has_token)
                 seconds = wait + random.uniform(0, min(_SPREAD_SECONDS, wait))
-                raise TransientError(f"{host}: the rate limit is used up", seconds, advice)
+                raise TransientError(f"{host}: the rate limit is used up", seconds, what_raises_limit())
             if wait <= 0 and state["quota"]:  # a new window
                 state |= {"left": state["quota"], "until": now + state["window"]}
             state["left"] = max(0, state["left"] - 1)

@@ -42,7 +42,7 @@ class LocalSource(ByteSource):
     def __init__(self, file: InputFile) -> None:
         self._file = file
         try:
-            self._handle = open(file.path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+            self._handle = open(file.path, "rb")  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise read_error(file, error) from error
         super().__init__(lambda start, stop: memoryview(self.read_at(start, stop - start)), file.size_bytes)
@@ -60,12 +60,9 @@ class LocalSource(ByteSource):
     def read_at(self, offset: int, size: int) -> bytes:
         try:
             self._handle.seek(offset)
-            parts = [self._handle.read(size)]
-            while parts[-1] and (left := size - sum(map(len, parts))):
-                parts.append(self._handle.read(left))
+            return self._handle.read(size)
         except OSError as error:
             raise read_error(self._file, error) from error
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def for_arrow(self) -> Any:
         import pyarrow as pa

@@ -2,9 +2,9 @@
 
 A file is uploaded when it is sealed, in parts if it is large; it is visible when all of it is there. So several files
 may be there before the manifest names the first of them, but each is whole, and what the manifest does not name is made
-again. The manifest is written by compare-and-set: of two runs one is refused. The small files of the work folder (log,
-report, heartbeat) are copied into the bucket now and then, so that `status` works from anywhere, and a run can be
-finished on another machine.
+again. The manifest is written by compare-and-set: of two runs one is refused. The small files of the work folder
+(heartbeat, history, tokenizer) are copied into the bucket now and then, so that `status` works from anywhere, and a run
+can be finished on another machine.
 
 Nothing can be appended to an object. So each segment of a file that grows is an object of its own, a part, until the
 file is whole. Then all of them are copied into one. An object under the file's own name may stand for its beginning: it
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -32,7 +32,6 @@ from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES
 from fineweb_shards.store.store import FoundFile, GrowingPart, Segment, Store
 from fineweb_shards.system.durable import FolderLock, write_file
 from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, open_own
-from fineweb_shards.units import show_number_of
 
 _PARTS_FOLDER = f"{WORK_FOLDER}/parts"
 _DIGITS = 16  # of the offset in a part's name, so that names sort as parts follow one another
@@ -74,7 +73,6 @@ class BucketStore(Store):
         self._mirror = MirroredFiles(bucket, scratch / WORK_FOLDER)
         self._version: Version | None = None  # of the manifest that this run has read or written
         self._lock: BucketLock | None = None  # of this run
-        self._observer = Observer()  # of this run
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BucketStore, (self._bucket, self.folder)
@@ -97,6 +95,10 @@ class BucketStore(Store):
 
     def fetch(self) -> None:
         """Copy the manifest and the small files of the work folder to this machine."""
+        self._fetch_manifest()
+        self._mirror.pull()
+
+    def _fetch_manifest(self) -> None:
         work = self.folder / WORK_FOLDER
         make_folder(work)
         found = self._bucket.read(FILE_NAME, MOST_BYTES)
@@ -106,7 +108,6 @@ class BucketStore(Store):
         else:
             data, self._version = found
             write_file(self.folder / FILE_NAME, data, work)
-        self._mirror.pull()
 
     def find(self, name: str) -> FoundFile | None:
         parts = self._list_parts(name)  # first: they are deleted when the whole file has its name
@@ -162,15 +163,13 @@ class BucketStore(Store):
     def refresh(self) -> None:
         found = self._bucket.head(FILE_NAME)
         if found is None or self._version is None or found.etag != plain_etag(self._version.etag):
-            self.fetch()
-        else:
-            self._mirror.pull()
+            self._fetch_manifest()
+        self._mirror.pull()
 
     # For one run
 
     @contextlib.contextmanager
     def lock(self, observer: Observer) -> Iterator[object]:
-        self._observer = observer
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(FolderLock(self.folder, is_own=True))
@@ -186,11 +185,12 @@ class BucketStore(Store):
             lock = BucketLock(self._bucket.reopened(observer), self.folder, self._mirror.push, observer)
             self._lock = stack.enter_context(lock)
             self.run_id = lock.run_id
-            self.fetch()
+            self._fetch_manifest()
+            self._mirror.pull(only_missing=lock.has_newest_files)
+            lock.has_newest_files = True
             yield self
 
     def observe(self, observer: Observer) -> None:
-        self._observer = observer
         self._bucket = self._bucket.reopened(observer)
         if self._lock is not None:
             self._lock.observe(observer)
@@ -280,18 +280,6 @@ class BucketStore(Store):
 
     def remove_work_copies(self) -> None:
         self._mirror.remove()
-
-    def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
-        if self._version is None and not (self._lock and self._lock.follows_dead_run):
-            return  # nobody was here before, and the client for it takes a moment to load
-        try:
-            aborted = self._bucket.abort_uploads(lambda name: name.startswith(f"{_PARTS_FOLDER}/") or is_ours(name))
-        except OutputError as error:  # not every store can list them, and not everybody may
-            self._observer.tell(Event("note", f"note: {error.message} {error.hint}", loud=False))
-            return
-        if aborted:
-            text = f"{show_number_of(aborted, 'unfinished upload')} of an earlier run given up"
-            self._observer.tell(Event("note", f"note: {text}", loud=False))
 
     def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
         return min(total_bytes, shards_at_once * shard_bytes)

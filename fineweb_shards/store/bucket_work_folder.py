@@ -8,24 +8,22 @@ folder is recognized at once, by that folder's lock.
 A run that was only asleep, and wakes up after another one has taken over, uploads nothing more, and its next manifest
 is refused, because it is not the one that it has read. Only what it was uploading may still arrive.
 
-With every beat of the lock, files that have changed are copied: heartbeat, log, history, report, tokenizer. None of
-them is a checkpoint. They are for `status` and `report` elsewhere, and for a run that is finished on another machine. A
-copy is fetched if somebody else has written it. Times don't tell: a file keeps growing while it is uploaded, and clocks
-differ. So a file beside the others notes which copies this folder has written or read.
+With every beat of the lock, files that have changed are copied: heartbeat, history, quarantine, tokenizer. None of them
+is a checkpoint. They are for `status` and `report` elsewhere, and for a run that is finished on another machine. A run
+fetches all of them when it starts, unless it follows a dead one of the same scratch folder, which may have written more
+than it had copied: the lock that was left says so.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -37,7 +35,7 @@ from fineweb_shards.storage.bucket_requests import PROBE_PREFIX, Version
 from fineweb_shards.storage.place import plain_etag
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import LOCK_NAME, is_lock_name, output_errors, write_quickly
-from fineweb_shards.system.json_values import expect, get, parse_object
+from fineweb_shards.system.json_values import get, parse_object
 from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, read_file
 from fineweb_shards.units import show_seconds
 
@@ -52,7 +50,8 @@ _LONGEST_BEAT_ANSWER_SECONDS = 10.0
 _LONGEST_END_SECONDS = 60.0
 _LONGEST_END_AFTER_ERROR_SECONDS = 4.0  # a Ctrl-C is not kept waiting for a network that is gone
 _SCRATCH_ID_NAME = f"{LOCK_NAME}.id"
-_NOTES_NAME = "copies.json"
+# For people at this machine. Earlier versions copied them.
+_NOT_COPIED = ("log.txt", "log.old.txt", "report.html")
 _LARGEST_BYTES = 64 * 2**20  # of a copy; a tokenizer's file has 20 MB at most
 
 
@@ -61,7 +60,6 @@ class BucketLock:
 
     def __init__(self, bucket: Bucket, scratch: Path, on_beat: Callable[[Bucket], None], observer: Observer) -> None:
         self.run_id = secrets.token_hex(8)
-        self.follows_dead_run = False  # which has not come to removing its lock
         self._bucket = bucket
         self._hasty_bucket = bucket.hurried(_LONGEST_BEAT_OUTAGE_SECONDS, _LONGEST_BEAT_ANSWER_SECONDS)
         self._on_beat = on_beat
@@ -72,6 +70,8 @@ class BucketLock:
             "scratch": _read_scratch_id(scratch),
             "process": os.getpid(),
         }
+        # The files in this scratch folder are the newest, from now on or since a dead run of it.
+        self.has_newest_files = False
         self._beats = 0
         self._version: Version | None = None
         self._lost = False  # to another run
@@ -102,9 +102,10 @@ class BucketLock:
                     time.sleep(_LOOK_SECONDS)
                 found = self._bucket.read(OBJECT_NAME)
                 if found is not None:
-                    self.follows_dead_run = True
                     # A run with the same scratch folder is dead: that folder is locked by this run.
-                    if _read_field(found[0], "scratch") != self._holder["scratch"]:
+                    is_ours = _read_field(found[0], "scratch") == self._holder["scratch"]
+                    self.has_newest_files = is_ours and _read_field(found[0], "newest") is True
+                    if not is_ours:
                         found = self._wait_for_sign(*found)
                 try:
                     version: Version | None = self._write(self._bucket, found[1] if found else None)
@@ -165,22 +166,19 @@ class BucketLock:
 
     def _write(self, bucket: Bucket, replaces: Version | None) -> Version:
         self._beats += 1
-        content = {**self._holder, "beats": self._beats, "written": time.time()}
+        now = {"beats": self._beats, "written": time.time(), "newest": self.has_newest_files}
+        content = {**self._holder, **now}
         return bucket.write(OBJECT_NAME, json.dumps(content).encode(), replaces=replaces)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            try:
+            with self._failures_told():
                 self._renew(self._hasty_bucket)
                 if self._lost:
                     text = f"{self._bucket.address}: another run has taken over; this one ends"
                     self._observer.tell(Event("lock", text))
                     return
-            except Exception as error:  # even a bug: without a beat another run would take over
-                text = f"the lock could not be renewed: {type(error).__name__}: {error}"
-                self._observer.tell(Event("lock", text, loud=False))
-            else:
-                self._attempt(lambda: self._on_beat(self._hasty_bucket))
+                self._on_beat(self._hasty_bucket)
 
     def _renew(self, bucket: Bucket) -> None:
         """Replace the lock, unless it is another run's by now."""
@@ -193,22 +191,21 @@ class BucketLock:
             self._last_beat = time.time()
 
     def _end(self) -> None:
-        """Copy the small files for the last time, and remove the lock."""
-
-        def release() -> None:
-            if self._find_own_version() is not None:
-                self._hasty_bucket.delete([OBJECT_NAME])
-
+        """Copy the small files for the last time, and remove the lock. If they can't be copied it stays: it says that
+        those of this machine are the newest."""
         self._thread.join()
-        if not self._lost:
-            self._attempt(lambda: self._on_beat(self._hasty_bucket))
-            self._attempt(release)
+        with self._failures_told():
+            if not self._lost:
+                self._on_beat(self._hasty_bucket)
+                if self._find_own_version() is not None:
+                    self._hasty_bucket.delete([OBJECT_NAME])
 
-    def _attempt(self, action: Callable[[], None]) -> None:
-        """Do what the run does not depend on; report a failure instead of raising it."""
+    @contextlib.contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        """Report a failure instead of raising it."""
         try:
-            action()
-        except Exception as error:  # even a bug: the lock is more important
+            yield
+        except Exception as error:  # even a bug: without the next beat another run would take over
             text = f"{self._bucket.address}: {type(error).__name__}: {error}"
             self._observer.tell(Event("lock", text, loud=False))
 
@@ -248,57 +245,29 @@ def _describe(content: bytes) -> str:
         return "an unknown one"
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """What this folder knows of a copy: its ETag, and the hashes of what it may hold. There are several after uploads
-    that were not answered: any of them may have been done."""
-
-    etag: str = ""
-    sha256: tuple[str, ...] = ()
-
-
 class MirroredFiles:
     """The files directly in a work folder, and those of a bucket's."""
 
     def __init__(self, bucket: Bucket, folder: Path) -> None:
         self._bucket = bucket
         self._folder = folder
-        self._known: dict[str, tuple[int, int]] = {}  # state of files that are the same in both
-        self._copies: dict[str, _Copy] = {}
+        # Of files that are the same in both: their state here, and the ETag there of those that were fetched.
+        self._states: dict[str, tuple[int, int]] = {}
+        self._etags: dict[str, str] = {}
 
-    def pull(self) -> None:
-        """Copy files from the bucket that somebody else has written, or that are missing here."""
-        try:
-            notes = parse_object(read_file(self._folder / _NOTES_NAME))
-            copies = {name: expect(name, note, dict) for name, note in notes.items()}
-            self._copies = {
-                name: _Copy(get(note, "etag", str), tuple(get(note, "sha256", list))) for name, note in copies.items()
-            }
-        except (OSError, ValueError):  # missing or damaged
-            self._copies = {}
+    def pull(self, *, only_missing: bool = False) -> None:
+        """Copy files from the bucket, if they have not been fetched before; or those alone that are missing here."""
         for info in self._bucket.list_folder(WORK_FOLDER):
             path = self._folder / info.name.rpartition("/")[2]
             if not _is_mirrored(path.name) or info.size_bytes > _LARGEST_BYTES:
                 continue
-            known = self._copies.get(path.name, _Copy())
-            if is_plain_file(path) and info.etag != "" and info.etag == known.etag:
+            is_known = only_missing or (info.etag != "" and info.etag == self._etags.get(path.name))
+            if is_known and is_plain_file(path):
                 continue
             found = self._bucket.read(info.name, _LARGEST_BYTES)
-            if found is None:
-                continue
-            data, version = found
-            digest = hashlib.sha256(data).hexdigest()
-            if not is_plain_file(path) or digest not in known.sha256:
-                write_quickly(path, data)
-                self._known[path.name] = _state_of(path)
-            self._note(path.name, _Copy(plain_etag(version.etag), (digest,)))
-
-    def remove(self) -> None:
-        """Remove the copies in the bucket."""
-        names = [info.name for info in self._bucket.list_folder(WORK_FOLDER)]
-        self._bucket.delete([name for name in names if _is_mirrored(name.rpartition("/")[2])])
-        self._known.clear()
-        self._copies.clear()
+            if found is not None:
+                write_quickly(path, found[0])
+                self._states[path.name], self._etags[path.name] = _state_of(path), plain_etag(found[1].etag)
 
     def push(self, bucket: Bucket) -> None:
         """Copy files that have changed into the bucket, which may wait less long for it than ours."""
@@ -306,27 +275,22 @@ class MirroredFiles:
             if not _is_mirrored(path.name) or not is_plain_file(path):
                 continue
             state = _state_of(path)
-            if self._known.get(path.name) == state or state[1] > _LARGEST_BYTES:
-                continue
-            data = read_file(path, _LARGEST_BYTES)
-            digest = hashlib.sha256(data).hexdigest()
-            before = self._copies.get(path.name, _Copy())
-            # Before it is sent: the answer may never come.
-            self._note(path.name, _Copy(before.etag, (*before.sha256, digest)))
-            version = bucket.overwrite(f"{WORK_FOLDER}/{path.name}", data)
-            self._note(path.name, _Copy(plain_etag(version.etag), (digest,)))
-            self._known[path.name] = state
+            if self._states.get(path.name) != state and state[1] <= _LARGEST_BYTES:
+                bucket.overwrite(f"{WORK_FOLDER}/{path.name}", read_file(path, _LARGEST_BYTES))
+                self._states[path.name] = state
 
-    def _note(self, name: str, copy: _Copy) -> None:
-        self._copies[name] = copy
-        text = json.dumps({name: asdict(one) for name, one in self._copies.items()})
-        with contextlib.suppress(OSError):  # a full disk: then a copy is fetched that need not be
-            write_quickly(self._folder / _NOTES_NAME, text.encode())
+    def remove(self) -> None:
+        """Remove the copies in the bucket."""
+        names = [info.name for info in self._bucket.list_folder(WORK_FOLDER)]
+        ours = [(one, one.rpartition("/")[2]) for one in names]
+        self._bucket.delete([one for one, name in ours if _is_mirrored(name) or name in _NOT_COPIED])
+        self._states.clear()
+        self._etags.clear()
 
 
 def _is_mirrored(name: str) -> bool:
     is_probe = f"{WORK_FOLDER}/{name}".startswith(PROBE_PREFIX)
-    return not (is_probe or is_lock_name(name) or name == _NOTES_NAME or name.endswith(".tmp"))
+    return not (is_probe or is_lock_name(name) or name in _NOT_COPIED or name.endswith(".tmp"))
 
 
 def _state_of(path: Path) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import contextlib
 import errno
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar
@@ -199,9 +199,6 @@ class Store(ABC):
 
     def remove_work_copies(self) -> None:
         """Remove what is kept elsewhere of the work folder's files."""
-
-    def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
-        """Give up uploads that earlier runs have left unfinished, of files whose names are ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,6 @@ _LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when 
 
 def begin_output(store: Store, manifest: Manifest) -> None:
     """Remove files that `manifest` does not continue, then save it: the first step of every run."""
-    _abort_uploads(store, manifest)
     remove_leftovers(store, manifest)
     remove_outdated_files(store, manifest)
     save_manifest(manifest, store)
@@ -72,11 +71,6 @@ def make_packer(spec: OutputSpec, manifest: Manifest, max_tokens: int | None) ->
         starts=manifest.end,
         max_tokens=None if max_tokens is None else max_tokens - manifest.tokens,
     )
-
-
-def _abort_uploads(store: Store, manifest: Manifest) -> None:
-    layout = manifest.layout
-    store.abort_uploads(lambda name: layout.owns(name) or layout.owns_index(name))
 
 
 def checkpoints_at_once(workers: int) -> int:
@@ -318,7 +312,6 @@ class Output:
             "dropped_tokens": dropped.tokens if dropped else 0,
             **asdict(manifest.counts + self._counts),  # with those of a rest that has no token
         }
-        _abort_uploads(self.spec.store, manifest)  # of workers that died, or that were not answered
         self._save(replace(manifest, complete=True, totals=totals))
         if dropped is not None:  # only now: until here the saved manifest may have named a part of it
             dropped.discard()

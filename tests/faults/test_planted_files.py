@@ -319,7 +319,7 @@ def test_the_scratch_folder_of_a_bucket(bucket_url: str, tmp_path: Path, soak: b
     words = ("build", "--input", "{root}/a.jsonl", "--out", out, "--scratch", "{root}/scratch", "--index")
     scene = Scene((*words, "--shard-tokens", "4000"), template, "scratch")
     names = one_of_each(opened_by(scene, copy(template, tmp_path / "listened to")))
-    assert {".fineweb-shards", "lock", "lock.id", "copies.json"} <= {Path(name).name for name in names}
+    assert {".fineweb-shards", "lock", "lock.id"} <= {Path(name).name for name in names}
     bucket = Bucket(out)
     for number, name in enumerate(names):
         for kind in KINDS if soak else KINDS[number % len(KINDS) :][:1]:

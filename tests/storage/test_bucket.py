@@ -256,15 +256,6 @@ def test_parts_fit_a_file_of_any_size() -> None:
         assert (at_once + 1) * part <= max(64 * 2**20, 2 * part)
 
 
-def test_abandoned_uploads_are_given_up(bucket: Bucket, bucket_url: str) -> None:
-    """Those in the folder that have our names are aborted, no others."""
-    client, name = boto3.client("s3"), bucket_url.removeprefix("s3://")
-    for key in ("some/folder/a", "some/folder/b/c", "some/folder2", "other"):
-        client.create_multipart_upload(Bucket=name, Key=key)
-    assert bucket.abort_uploads(lambda name: name == "b/c") == 1
-    assert sorted(unfinished_uploads(bucket_url)) == ["other", "some/folder/a", "some/folder2"]
-
-
 def test_deleting_what_is_not_there_is_no_error(bucket: Bucket) -> None:
     """Delete makes sure that names are gone."""
     bucket.overwrite("x", b"1")

@@ -125,13 +125,13 @@ def test_a_run_that_has_slept_writes_nothing_more(
     """It looks at the lock before it uploads, and leaves its successor's copies of small files alone."""
     sleeper, other = open_store("a"), open_store("b")
     with asleep(sleeper, monkeypatch):
-        (tmp_path / "a" / ".fineweb-shards" / "log.txt").write_text("the sleeper's")
+        (tmp_path / "a" / ".fineweb-shards" / "notes.txt").write_text("the sleeper's")
         with other.lock(Listener()):
-            (tmp_path / "b" / ".fineweb-shards" / "log.txt").write_text("the other's")
+            (tmp_path / "b" / ".fineweb-shards" / "notes.txt").write_text("the other's")
             other.check_lock()
             with pytest.raises(LockedError, match="another run has taken over"):
                 sleeper.check_lock()
-    assert view.read(".fineweb-shards/log.txt") == b"the other's"
+    assert view.read(".fineweb-shards/notes.txt") == b"the other's"
 
 
 def test_the_sleeper_does_not_remove_the_lock_of_its_successor(

@@ -186,20 +186,17 @@ def test_objects_of_others_are_refused(build: Callable[..., object], view: Bucke
 def test_fresh_deletes_what_is_ours_and_nothing_else(
     build: Callable[..., object], out: str, source: Path, scratch: Path, view: BucketView
 ) -> None:
-    """Objects and unfinished uploads of others stay, and nothing of the old run comes back."""
+    """Objects of others stay, and nothing of the old run comes back."""
     build(dataclasses.replace(NANOGPT, index=True))
     view.write("notes.txt", b"mine")
     view.write("index/notes.txt", b"mine")
     view.write(".fineweb-shards/history.json", b"of the old run")
-    view.begin_upload("notes.bin")
-    view.begin_upload("edufineweb_train_000009.npy")
     words = ["build", "--input", source, "--out", out, "--scratch", scratch, "--shard-tokens", "7000"]
     done = inline.run_command(*words, "--engine", "tiktoken", "--workers", "1", "--fresh", "--yes")
     assert done.returncode == 0, done.stderr
     expected = layout_reference.files(DOCUMENTS, dataclasses.replace(NANOGPT, shard_tokens=7000))
     assert view.outputs() == expected
     assert {"notes.txt", "index/notes.txt"} <= {*view.names()}
-    assert view.uploads() == ["notes.bin"]
     assert b"of the old run" not in view.read(".fineweb-shards/history.json")
 
 

@@ -1,103 +1,136 @@
-"""The work folder's small files and their copies in a bucket: what this machine wrote last is not lost."""
+"""The work folder's small files and their copies in a bucket: what was written last is not lost."""
 
 from __future__ import annotations
 
-import os
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fineweb_shards.errors import NetworkError
+from fineweb_shards.errors import OutputError
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.store.bucket_work_folder import MirroredFiles
+from fineweb_shards.store.bucket_store import BucketStore
+from fineweb_shards.store.bucket_work_folder import BEAT_SECONDS, OBJECT_NAME, MirroredFiles
 from tests.support.bucket_server import Door, Fault
+from tests.support.doubles import Listener
 
-LOG = ".fineweb-shards/log.txt"
+NOTES = ".fineweb-shards/notes.txt"
 
 
 @pytest.fixture
 def bucket(bucket_url: str) -> Bucket:
-    return Bucket(f"{bucket_url}/folder", 20)
+    return Bucket(f"{bucket_url}/folder", 20, refusal=OutputError)
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
-    return make_work_folder(tmp_path)
+def open_store(bucket: Bucket, tmp_path: Path) -> Callable[[str], BucketStore]:
+    """A store of the same folder of the bucket, by another scratch folder for each machine."""
+    return lambda machine: BucketStore(bucket, tmp_path / machine)
 
 
-def make_work_folder(parent: Path) -> Path:
-    (parent / ".fineweb-shards").mkdir(parents=True)
-    return parent / ".fineweb-shards"
-
-
-def append(work: Path, line: str, *, ahead_seconds: float = 0.0) -> None:
-    """Write a line by a clock that is ahead of the store's, or behind."""
-    with (work / "log.txt").open("a") as file:
+def append(store: BucketStore, line: str) -> None:
+    with (store.folder / NOTES).open("a") as file:
         file.write(line)
-    moment = time.time() + ahead_seconds
-    os.utime(work / "log.txt", (moment, moment))
 
 
-def test_what_is_written_during_an_upload_stays(bucket: Bucket, door: Door, work: Path) -> None:
-    """The copy is older, though it was finished later, and whatever this machine's clock says."""
-    append(work, "one\n", ahead_seconds=-3600)
-    door.on_request = lambda method, path: (
-        append(work, "two\n", ahead_seconds=-3600) if (method, path[-7:]) == ("PUT", "log.txt") else None
-    )
-    MirroredFiles(bucket, work).push(bucket)
-    MirroredFiles(bucket, work).pull()  # after a crash
-    assert bucket.read(LOG)[0] == b"one\n"  # type: ignore[index]
-    assert (work / "log.txt").read_text() == "one\ntwo\n"
+def read(store: BucketStore) -> str:
+    return (store.folder / NOTES).read_text()
 
 
-def test_a_copy_whose_answer_was_lost_is_known(bucket: Bucket, door: Door, work: Path) -> None:
-    """The store has it, then nobody answers any more, and what was written meanwhile stays."""
-    mirror, hasty = MirroredFiles(bucket, work), bucket.hurried(0.0, 20.0)
-    append(work, "one\n", ahead_seconds=-3600)
-    mirror.push(bucket)
-    door.faults = [Fault("PUT", "log.txt", after=True, resets=True), Fault("PUT", status=503, times=1000)]
-    for line in ("two\n", "three\n", "four\n"):
-        append(work, line, ahead_seconds=-3600)
-        with pytest.raises(NetworkError):
-            mirror.push(hasty)
-    assert bucket.read(LOG)[0] == b"one\ntwo\n"  # type: ignore[index]
-    MirroredFiles(bucket, work).pull()
-    assert (work / "log.txt").read_text() == "one\ntwo\nthree\nfour\n"
+def test_what_another_machine_has_written_is_fetched(open_store: Callable[[str], BucketStore], bucket: Bucket) -> None:
+    """At each start, also what is missing here; but not log and report, which are for people at that machine."""
+    here, elsewhere = open_store("here"), open_store("elsewhere")
+    with here.lock(Listener()):
+        append(here, "one\n")
+        (here.folder / ".fineweb-shards/report.html").write_text("a page")
+    with elsewhere.lock(Listener()):
+        assert read(elsewhere) == "one\n"
+        append(elsewhere, "two\n")
+    with here.lock(Listener()):
+        assert read(here) == "one\ntwo\n"
+        (here.folder / NOTES).unlink()
+    with here.lock(Listener()):
+        assert read(here) == "one\ntwo\n"
+    assert [info.name for info in bucket.list()] == [NOTES]
 
 
-def test_what_another_machine_has_written_is_fetched(bucket: Bucket, work: Path, tmp_path: Path) -> None:
-    """Once, whatever this machine's clock says; and also what is missing here, though it was ours."""
-    append(work, "one\n", ahead_seconds=3600)
-    (work / "report.html").write_text("a page")
-    MirroredFiles(bucket, work).push(bucket)
-    elsewhere = make_work_folder(tmp_path / "elsewhere")
-    mirror = MirroredFiles(bucket, elsewhere)
-    mirror.pull()
-    assert (elsewhere / "log.txt").read_text() == "one\n"
-    assert (elsewhere / "report.html").read_text() == "a page"
-    append(elsewhere, "two\n", ahead_seconds=-3600)
-    mirror.push(bucket)
-    (work / "report.html").unlink()
+def leave_lock(bucket: Bucket, content: bytes) -> None:
+    """As a run does that is killed."""
+    bucket.overwrite(OBJECT_NAME, content)
+
+
+def read_lock(bucket: Bucket) -> bytes:
+    found = bucket.read(OBJECT_NAME)
+    assert found is not None
+    return found[0]
+
+
+def test_what_a_killed_run_had_not_copied_yet_stays(
+    open_store: Callable[[str], BucketStore], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is still there, so nobody else can have written anything since."""
+    monkeypatch.setattr("fineweb_shards.store.bucket_work_folder.BEAT_SECONDS", 0.05)
+    store = open_store("here")
+    with store.lock(Listener()):
+        append(store, "one\n")
+        while b'"newest": true' not in (content := read_lock(bucket)):
+            pass
+    append(store, "two\n")
+    leave_lock(bucket, content)
+    with store.lock(Listener()):
+        assert read(store) == "one\ntwo\n"
+    found = bucket.read(NOTES)
+    assert found is not None
+    assert found[0] == b"one\ntwo\n"
+
+
+def test_a_run_that_is_killed_before_it_has_fetched_them_has_older_ones(
+    open_store: Callable[[str], BucketStore], bucket: Bucket
+) -> None:
+    """Its lock says nothing about whose are the newest: the next run fetches them."""
+    assert BEAT_SECONDS > 10  # the lock is as it was when it was taken
+    here, elsewhere = open_store("here"), open_store("elsewhere")
+    with here.lock(Listener()):
+        append(here, "one\n")
+        content = read_lock(bucket)
+    with elsewhere.lock(Listener()):
+        append(elsewhere, "two\n")
+    leave_lock(bucket, content)
+    with here.lock(Listener()):
+        assert read(here) == "one\ntwo\n"
+
+
+def test_what_could_not_be_copied_at_the_end_stays(
+    open_store: Callable[[str], BucketStore], bucket: Bucket, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock stays as well, which says so to the next run; others wait until it is old."""
+    monkeypatch.setattr("fineweb_shards.store.bucket_work_folder.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("fineweb_shards.store.bucket_work_folder._LONGEST_BEAT_OUTAGE_SECONDS", 0.0)
+    store = open_store("here")
+    with store.lock(Listener()):
+        append(store, "one\n")
+        while b'"newest": true' not in read_lock(bucket) or bucket.head(NOTES) is None:
+            pass
+        door.faults = [Fault("PUT", "notes.txt", status=503, times=1000)]
+        append(store, "two\n")
+    door.faults = []
+    assert bucket.head(OBJECT_NAME) is not None
+    with store.lock(Listener()):
+        assert read(store) == "one\ntwo\n"
+
+
+def test_a_reader_fetches_what_has_changed(
+    open_store: Callable[[str], BucketStore], bucket: Bucket, door: Door, tmp_path: Path
+) -> None:
+    """`status --watch` asks every few seconds, and for what it has not seen."""
+    bucket.overwrite(NOTES, b"one\n")
+    work = tmp_path / "reader"
+    work.mkdir()
     mirror = MirroredFiles(bucket, work)
     mirror.pull()
-    assert (work / "log.txt").read_text() == "one\ntwo\n"
-    assert (work / "report.html").read_text() == "a page"
-    append(work, "three\n")
+    door.requests.clear()
     mirror.pull()
-    assert (work / "log.txt").read_text() == "one\ntwo\nthree\n"
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"log.txt": 3}', b'{"log.txt": {"etag": 3}}', b"\xff"])
-def test_damaged_notes_are_none(bucket: Bucket, work: Path, content: bytes) -> None:
-    """Everything is fetched then, and noted again."""
-    append(work, "one\n")
-    MirroredFiles(bucket, work).push(bucket)
-    (work / "copies.json").write_bytes(content)
-    append(work, "two\n")
-    MirroredFiles(bucket, work).pull()
-    assert (work / "log.txt").read_text() == "one\n"
-    append(work, "three\n")
-    MirroredFiles(bucket, work).pull()
-    assert (work / "log.txt").read_text() == "one\nthree\n"
-    assert [info.name for info in bucket.list()] == [LOG]
+    assert not [one for one in door.requests if "notes.txt" in one]
+    bucket.overwrite(NOTES, b"two\n")
+    mirror.pull()
+    assert (work / "notes.txt").read_text() == "two\n"

@@ -42,15 +42,6 @@ class BucketView:
     def delete(self, name: str) -> None:
         self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
 
-    def uploads(self) -> list[str]:
-        """The names of objects with an unfinished upload."""
-        found = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._prefix)
-        return [one["Key"].removeprefix(self._prefix) for one in found.get("Uploads", [])]
-
-    def begin_upload(self, name: str) -> None:
-        """An upload that is never finished."""
-        self._client.create_multipart_upload(Bucket=self._bucket, Key=self._prefix + name)
-
     def outputs(self) -> dict[str, bytes]:
         """Every file of any layout, and every index: name to bytes."""
         return {name: self.read(name) for name in self.names() if is_output(name)}
@@ -98,5 +89,4 @@ def check_finished(view: BucketView, scratch: Path, expected: Mapping[str, bytes
     assert reference.digests(view.outputs()) == reference.digests(dict(expected))
     assert "manifest.json" in names
     assert not [name for name in names if "/parts/" in name or "lock" in name or "probe" in name]
-    assert view.uploads() == []
     assert [path.name for path in scratch.rglob("*.tmp")] == []
