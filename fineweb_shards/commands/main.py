@@ -33,7 +33,6 @@ SUBCOMMANDS = {
     "report": "make the page about a folder again",
     "export": "copy finished shards into another layout, without tokenizing",
     "inspect": "look into shards: figures, documents, a search",
-    "upload": "put finished shards into a dataset on the Hugging Face hub",
 }
 MODULES = {"build": "build", "plan": "plan", "inspect": "inspect"}  # beside this one; all others: folders
 EXAMPLES = {
@@ -50,7 +49,6 @@ EXAMPLES = {
     "report": ("report shards --open",),
     "export": ("export shards --out for-llm.c --layout llm.c",),
     "inspect": ("inspect shards", "inspect shards --document 3", "inspect shards --grep photosynthesis"),
-    "upload": ("upload shards --repo USER/NAME --private",),
 }
 
 

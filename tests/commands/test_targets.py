@@ -91,8 +91,7 @@ def test_a_folder_by_its_path_its_sample_or_its_toml_file(folder: Path) -> None:
     assert read_store("demo") == FolderStore(Path("demo"))
     for subcommand in ("status", "verify", "report"):
         assert read_named_store(parse([subcommand, "sample-10BT"])) == FolderStore(Path("edu_fineweb10B"))
-    for words in (["upload", "sample-10BT", "--repo", "u/n"], ["export", "sample-10BT"]):
-        assert parse(words).folder == FolderStore(Path("edu_fineweb10B"))
+    assert parse(["export", "sample-10BT"]).folder == FolderStore(Path("edu_fineweb10B"))
 
 
 @pytest.mark.parametrize("value", ["--", "---", "-", "-x", "-5", "a=b", "=", "- ", "--=", "--fresh"])
@@ -161,7 +160,6 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         (["status", "a", "b"], "b: unexpected argument", "--help"),
         (["status", "sample-10bt"], "sample-10bt: there is no such folder or sample", "mean sample-10BT?"),
         (["export"], "DIR is missing", "--help"),
-        (["upload", "o"], "--repo is missing", "--help"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_with_what_was_meant(

@@ -124,7 +124,7 @@ def test_more_flags_of_make_are_in_its_variable(typed: str, more: str) -> None:
         "fineweb-shards build x --fresh --yes",
         "fineweb-shards build x --on-finish ./evil",
         "fineweb-shards build x --on-finish=./evil",
-        "fineweb-shards upload x --repo y/z",
+        "fineweb-shards export x --out y",
         "fineweb-shards-2 build x",
         "PATH=. fineweb-shards build x",
         "python -c fineweb_shards build",
