@@ -34,7 +34,6 @@ SETTING_GROUPS = {
     "validation": ("val_tokens", "val_documents", "val_ratio", "val_seed", "val_input"),
     "machine": (
         "workers", "max_memory", "batch_bytes", "priority", "executor", "ray_address", "max_outage",
-        "on_finish",
     ),
 }  # fmt: skip
 _UNITS = """\

@@ -78,7 +78,6 @@ def run_command(arguments: list[str] | None) -> int:
             if typed.caller is not None:
                 stop_with_caller(typed.caller)
                 Pipe.has_end_mark = True
-        options.command = typed.resume("--on-finish")  # without secrets: it is saved in the output folder
         options.resume, options.for_library = typed.resume(), typed.caller is not None
         code: int | None = options.run(options)
         sys.stdout.flush()
