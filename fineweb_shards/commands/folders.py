@@ -9,13 +9,14 @@ import argparse
 import webbrowser
 
 from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags
-from fineweb_shards.commands.targets import read_named_store, read_store
+from fineweb_shards.commands.targets import read_store
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.facts import report_path
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import load_config
 from fineweb_shards.run.output_text import output_warnings, result_lines
 from fineweb_shards.store.opening import scratch_folder
+from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
@@ -30,15 +31,13 @@ EXPORT_SETTINGS = (
 
 
 def add_folder(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name an output folder: by its path, or by the config it was built with."""
+    """Add the argument that names an output folder: by its path, or by the config it was built with."""
     parser.add_argument(
         "folder",
         metavar="DIR",
         type=read_store,
-        nargs="?",
         help="output folder of a build (also s3://…), or the sample or TOML file that it was built with",
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file or sample that names it, instead of DIR")
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +53,7 @@ def add_verify_flags(parser: argparse.ArgumentParser) -> None:
 def run_verify(options: argparse.Namespace) -> None:
     """Check all shards, print the damaged ones, and print how much was checked."""
     ignore_closed_output()
-    store = read_named_store(options)
+    store: Store = options.folder
     verdict = check_folder(store, LineScreen().warn)
     manifest = verdict.manifest
     if options.json:
@@ -86,7 +85,7 @@ def add_status_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_status(options: argparse.Namespace) -> int:
     """Print the status, and return the exit code for the state."""
-    store = read_named_store(options)
+    store: Store = options.folder
     if options.watch:
         return watch_status(store, as_json=options.json)
     status = read_status(store)
@@ -108,7 +107,7 @@ def run_report(options: argparse.Namespace) -> None:
     """Write the report and print its path. About a folder in a bucket it is written where a build on this machine has
     it, in the scratch folder of that address, so that the right to read is enough."""
     ignore_closed_output()
-    store = read_named_store(options)
+    store: Store = options.folder
     path = report_path(scratch_folder(store.location, "")) if store.is_remote else None
     path = write_report(store, path=path)
     print(printable(str(path)))
@@ -118,7 +117,7 @@ def run_report(options: argparse.Namespace) -> None:
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
     """Add the folder to export from, and a flag for every setting of the output."""
-    parser.add_argument("folder", metavar="DIR", type=read_store, help="output folder, or its sample")
+    add_folder(parser)
     add_setting_flags(parser, EXPORT_SETTINGS)
     add_fresh_flags(parser)
     add_json_flag(parser)

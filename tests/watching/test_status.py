@@ -379,12 +379,11 @@ def test_watch_waits_for_a_build_that_has_not_begun(
 
 
 def test_the_folder_may_come_from_a_config(killed: Path) -> None:
-    """For `make status`; one of both, not none, not two."""
+    """For `make status`."""
     (killed / "c.toml").write_text(f'out = "{killed / "out"}"\n')
     (killed / "empty.toml").write_text("")
-    assert inline.run_command("status", "--config", killed / "c.toml").returncode == 21
-    assert inline.run_command("verify", "--config", killed / "c.toml").returncode in (0, 7)
-    assert inline.run_command("report", "--config", killed / "c.toml").returncode == 0
-    assert inline.run_command("status", "--config", killed / "empty.toml").returncode == 2
+    assert inline.run_command("status", killed / "c.toml").returncode == 21
+    assert inline.run_command("verify", killed / "c.toml").returncode in (0, 7)
+    assert inline.run_command("report", killed / "c.toml").returncode == 0
+    assert inline.run_command("status", killed / "empty.toml").returncode == 2
     assert inline.run_command("status").returncode == 2
-    assert inline.run_command("status", "--config", killed / "c.toml", killed / "out").returncode == 2
