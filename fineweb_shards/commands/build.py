@@ -8,6 +8,7 @@ from typing import Any
 
 from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags
 from fineweb_shards.commands.targets import read_config
+from fineweb_shards.report.contents import LEFT_OUT
 from fineweb_shards.report.page import closing_lines
 from fineweb_shards.run.build import Outcome, build
 from fineweb_shards.run.output_text import output_warnings, result_lines
@@ -16,19 +17,6 @@ from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.screen import choose_screen, print_result, put_json
-
-# Names of the manifest's totals, and what is said of them: before the number, its noun, after it.
-_NOTES = (
-    ("skipped_documents", "Skipped", "document", " without a text (null)"),
-    ("replaced_characters", "Replaced by U+FFFD", "invalid character", ""),
-    ("bad_parts", "Left out", "damaged part", " (files, row groups or lines)"),
-    ("token_count_mismatches", "Another token_count than ours", "document", "; see above"),
-    ("quarantined_documents", "Left out", "document", " that could not be encoded; see below"),
-    ("filtered_documents", "Left out by --where", "document", ""),
-    ("unknown_documents", "Left out", "document", " without a value that --where needs"),
-    ("short_documents", "Left out by --min-tokens", "document", ""),
-    ("long_documents", "Left out by --max-document-tokens", "document", ""),
-)
 
 
 def add_build_flags(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +76,7 @@ def summary_lines(outcome: Outcome) -> list[str]:
     memory = f"{'memory':<10} {peak} at most, all processes together"
     notes = [
         f"{what}: {show_number_of(count, noun)}{more}."
-        for name, what, noun, more in _NOTES
+        for name, what, noun, more in LEFT_OUT
         if (count := manifest.totals.get(name))
     ]
     if not manifest.shards and manifest.quarantined:
