@@ -44,7 +44,11 @@ units:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that raises a UsageError for a mistake, instead of ending the program."""
+    """A parser that raises a UsageError for a mistake, instead of ending the program. Its subcommands have it, too."""
+
+    def __init__(self, **settings: Any) -> None:
+        raw = argparse.RawDescriptionHelpFormatter  # for the examples, which are lines
+        super().__init__(**{**settings, "allow_abbrev": False, "formatter_class": raw})
 
     def error(self, message: str) -> NoReturn:
         if message.startswith(_REQUIRED):
@@ -54,14 +58,6 @@ class CommandParser(argparse.ArgumentParser):
         if message.endswith("expected one argument"):
             hint = f"{hint} A value that begins with a dash is written with an equals sign: --flag=-value."
         raise UsageError(f"{message}.", hint)
-
-
-class SubcommandParser(CommandParser):
-    """The parser of one subcommand."""
-
-    def __init__(self, **settings: Any) -> None:
-        raw = argparse.RawDescriptionHelpFormatter  # for the examples, which are lines
-        super().__init__(**{**settings, "allow_abbrev": False, "formatter_class": raw})
 
     # argparse has overloads for its kinds of namespace; only the plain one is used here.
     def parse_known_args(  # type: ignore[override]

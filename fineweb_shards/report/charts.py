@@ -43,7 +43,6 @@ class Chart:
     columns: Sequence[Stretch] = ()
     lines: Sequence[Sequence[Place]] = ()
     limits: Sequence[Stretch] = ()  # values not to be exceeded; one above the axis is named at the axis's end
-    gaps: Sequence[Stretch] = ()  # in which nothing happened, drawn shorter than they were
     bands: Sequence[tuple[float, float]] = ()  # from one place to another, over the whole height
     dots: Sequence[float] = ()  # at the top
     width: ClassVar[int] = 780

@@ -8,7 +8,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from fineweb_shards.report.charts import Chart, Place, Stretch
 from fineweb_shards.report.facts import Facts, Section, Table, show_moment
@@ -26,10 +26,6 @@ _BINS = 150  # of a chart
 _LABELS = 7  # of its horizontal axis
 _LEAST_BIN_SECONDS = 4.0  # tokens arrive in large blocks: a finer line would only show those
 _NARROWEST_BAND_SHARE = 1 / 300  # of the width: a narrower band would be invisible
-# A gap between two runs, a second or a night, is drawn with one width: this share of the time of all runs, or less
-# where there are many.
-_GAP_SHARE = 0.03
-_ALL_GAPS_SHARE = 0.3
 
 Value = Callable[[Point, Point], float]  # the value to draw, computed from a point and the one before
 
@@ -147,7 +143,7 @@ def chart_runs(facts: Facts) -> Section | None:
             if run.budget_bytes
         ]
         memory = replace(memory, limits=budgets)
-    return {"speed": speed, "memory": memory, "interrupted": bool(speed.gaps)}
+    return {"speed": speed, "memory": memory}
 
 
 def _make_chart(
@@ -175,7 +171,6 @@ def _make_chart(
         axis.labels(),
         lines=[_make_line(axis, run, len(run) / len(points), value) for run in _split_runs(points)],
         bands=bands,
-        gaps=axis.gaps(),
         dots=[axis.position(mark.time) for mark in marks if mark.kind != WAIT],
     )
 
@@ -202,21 +197,14 @@ def _tokens_per_second(before: Point, after: Point) -> float:
 
 
 class TimeAxis:
-    """The runs one after the other, all gaps between them of one length: converts moments, in seconds since 1970, to
-    places between 0 and `length`, and back."""
+    """The runs one right after the other, as if no time had passed between them: converts moments, in seconds since
+    1970, to places between 0 and `length`, and back."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
         """Make the axis; `spans` are the beginning and the end of each run."""
         self._spans = spans
-        work_seconds = sum(end - begin for begin, end in spans)
-        self._starts: list[float] = []  # the place of each span's beginning
-        place = 0.0
-        gap_length = work_seconds * min(_GAP_SHARE, _ALL_GAPS_SHARE / len(spans)) if spans else 0.0
-        for number, (begin, end) in enumerate(spans):
-            place += gap_length if number else 0.0
-            self._starts.append(place)
-            place += end - begin
-        self.length = place
+        lengths = (end - begin for begin, end in spans)
+        *self._starts, self.length = accumulate(lengths, initial=0.0)  # the place of each span's beginning
 
     def position(self, moment: float) -> float:
         """Return the place of a moment; between two runs, it is the end of the first."""
@@ -224,17 +212,9 @@ class TimeAxis:
         begin, end = self._spans[number]
         return self._starts[number] + min(max(0.0, moment - begin), end - begin)
 
-    def gaps(self) -> list[Stretch]:
-        """Return the gaps between the runs."""
-        neighbours = zip(pairwise(self._spans), pairwise(self._starts), strict=True)
-        return [
-            Stretch(start + end - begin, next_start, title=f"no run for {show_seconds(max(0.0, after - end))}")
-            for ((begin, end), (after, _)), (start, next_start) in neighbours
-        ]
-
     def labels(self) -> list[tuple[float, str]]:
         """Return labels with times of day (and dates, if there are several days), evenly spread from end to end. Not at
-        round times: with shortened gaps those would be uneven, or missing."""
+        round times: without the time between runs those would be uneven, or missing."""
         if not self._spans:
             return []
         whole_seconds = self._spans[-1][1] - self._spans[0][0]

@@ -286,10 +286,6 @@ def test_both_time_axes_are_one(eventful: Path) -> None:
     assert bands[0] == bands[1]
     assert (speed.count(">budget: 4.0 GB"), memory.count(">budget: 4.0 GB")) == (0, 1)
     assert speed.count('class="line"') == memory.count('class="line"') == 3
-    gaps = [re.findall(r'<path class="gap" d="[^"]*"><title>(.*?)</title>', chart) for chart in (speed, memory)]
-    assert len(gaps[0]) == 2
-    assert gaps[0] == gaps[1]
-    assert all(words.startswith("no run for ") for words in gaps[0])
 
 
 def test_the_axis_of_memory_is_that_of_what_was_used(eventful: Path) -> None:
