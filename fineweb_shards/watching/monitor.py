@@ -245,9 +245,8 @@ class StartObserver(Observer):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._ended.set()
         if self._waited and error is not None:
-            # By attribute: an interruption has both, and need not be one of our errors.
-            code = getattr(error, "exit_code", 1)
-            reason = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
+            _, reason, _ = _describe_end(error)
+            code = exit_code_of(error)
             self._log.write(Event("end", f"stopped with exit code {code}: {reason}"))
             self._write_heartbeat(State.STOPPED, reason, code)
 

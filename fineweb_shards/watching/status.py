@@ -120,12 +120,6 @@ def status_lines(status: Status) -> list[str]:
         size = show_bytes(sum(shard.bytes for shard in manifest.shards))
         counted = f"{manifest.tokens:,} tokens, {show_number_of(manifest.documents, 'document')}"
         rows += [("shards", f"{manifest.shard_count:,} finished, {size}"), ("contents", counted)]
-        if manifest.shards and not manifest.complete and "exported_from" not in manifest.settings:
-            name, position = "the end", 0
-            for part, end in reversed([*zip(manifest.parts, manifest.end, strict=True)]):
-                if end.file < len(part.files):
-                    name, position = part.files[end.file]["name"], end.position
-            rows.append(("reached", f"{name}, position {position:,}"))
         rows += [("layout", manifest.settings["layout"]), ("validation", manifest.split_rule.describe())]
     lines = [f"{name:<10} {text}" for name, text in rows]
     if status.events:
