@@ -84,7 +84,6 @@ class Settings(OutputSettings, total=False):
     priority: Literal["background", "normal"]
     on_bad_file: Literal["stop", "skip"]
     seed: int
-    on_finish: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from fineweb_shards import __version__, errors
-from fineweb_shards.commands.build import describe_outcome
 from fineweb_shards.commands.main import SUBCOMMANDS, make_parsers
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run.config import Config, load_config
@@ -138,12 +137,6 @@ def test_every_exit_code_is_documented() -> None:
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, errors.ShardError):
             assert re.search(rf"^\| (\d+, )*{kind.exit_code}(, \d+)* \|", table, re.M), kind
-
-
-def test_every_variable_of_on_finish_is_documented() -> None:
-    """By its whole name, so that it can be found."""
-    text = (ROOT / "docs" / "unattended.md").read_text()
-    assert all(f"`{name}`" in text for name in describe_outcome(ROOT / "nowhere", None))
 
 
 @pytest.fixture(scope="module")

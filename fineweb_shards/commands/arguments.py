@@ -1,4 +1,4 @@
-"""Parse the command line with argparse, but allow values that begin with a dash, and explain mistakes.
+"""Parse the command line with argparse, but explain mistakes.
 
 A mistake becomes one sentence, with a hint at what was probably meant.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from fineweb_shards.commands.targets import bundled_configs
@@ -18,8 +19,7 @@ from fineweb_shards.run.config import Config, parse_part, parse_value
 from fineweb_shards.system.shell_commands import PROGRAM
 from fineweb_shards.units import as_typed
 
-_LOOKS_LIKE_A_FLAG = re.compile(r"--[A-Za-z]|-h$")
-_BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
+_LOOKS_LIKE_A_FLAG = re.compile(r"--?[A-Za-z]")
 _REQUIRED = "the following arguments are required: "
 # How --help groups the settings; every field of Config is in one of them.
 SETTING_GROUPS = {
@@ -34,7 +34,6 @@ SETTING_GROUPS = {
     "validation": ("val_tokens", "val_documents", "val_ratio", "val_seed", "val_input"),
     "machine": (
         "workers", "max_memory", "batch_bytes", "priority", "executor", "ray_address", "max_outage",
-        "on_finish",
     ),
 }  # fmt: skip
 _UNITS = """\
@@ -45,28 +44,27 @@ units:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that raises a UsageError for a mistake, instead of ending the program."""
-
-    def error(self, message: str) -> NoReturn:
-        if message.startswith(_REQUIRED):
-            message = f"{message.removeprefix(_REQUIRED)} is missing"
-        message = re.sub(r"\bargument (?=-)", "", message)
-        raise UsageError(f"{message}.", f"See `{self.prog} --help`.")
-
-
-class SubcommandParser(CommandParser):
-    """The parser of one subcommand."""
+    """A parser that raises a UsageError for a mistake, instead of ending the program. Its subcommands have it, too."""
 
     def __init__(self, **settings: Any) -> None:
         raw = argparse.RawDescriptionHelpFormatter  # for the examples, which are lines
         super().__init__(**{**settings, "allow_abbrev": False, "formatter_class": raw})
 
+    def error(self, message: str) -> NoReturn:
+        if message.startswith(_REQUIRED):
+            message = f"{message.removeprefix(_REQUIRED)} is missing"
+        message = re.sub(r"\bargument (?=-)", "", message)
+        hint = f"See `{self.prog} --help`."
+        if message.endswith("expected one argument"):
+            hint = f"{hint} A value that begins with a dash is written with an equals sign: --flag=-value."
+        raise UsageError(f"{message}.", hint)
+
     # argparse has overloads for its kinds of namespace; only the plain one is used here.
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        words = join_values(args or [], self._option_string_actions, self.prog)
-        options, more = super().parse_known_args(words, namespace)
+        check_flags(args or [], self._option_string_actions, self.prog)
+        options, more = super().parse_known_args(args, namespace)
         if more and isinstance(getattr(options, "targets", None), list):
             options.targets += more  # argparse only takes adjacent ones, and not b in `a.txt --out o b.txt`
         elif more:
@@ -80,38 +78,15 @@ class SubcommandParser(CommandParser):
         return super()._get_values(action, arg_strings)
 
 
-def join_values(words: Sequence[str], flags: Mapping[str, argparse.Action], prog: str) -> list[str]:
-    """Join `--flag value` to `--flag=value`: argparse takes a value that begins with a dash for a flag."""
-    joined: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        flag, equals, _ = word.partition("=")
-        if word == "--":
-            return [*joined, word, *left]
-        if flag not in flags:
-            if word.startswith("-") and word != "-":
-                names = {name.removeprefix("--"): name for name in flags if name.startswith("--")}
-                match = closest(flag.lstrip("-").replace("_", "-"), names)
-                hint = f"Did you mean {names[match]}?" if match else f"See `{prog} --help`."
-                raise UsageError(f"{flag}: there is no such flag.", hint)
-            joined.append(word)
-        elif flags[flag].nargs == 0:
-            if equals or (left and left[0].lower() in _BOOLEANS):
-                name = flag.removeprefix("--no-").removeprefix("--")
-                both = f"--no-{name}" in flags
-                hint = f"Write --{name} or --no-{name}." if both else f"Write {flag}, or leave it out."
-                raise UsageError(f"{flag} takes no value.", hint)
-            joined.append(word)
-        elif equals:
-            joined.append(word)
-        elif left and not _LOOKS_LIKE_A_FLAG.match(left[0]):
-            joined.append(f"{flag}={left.pop(0)}")
-        else:
-            found = f" before {left[0]}" if left else ""
-            hint = f"Write {flag}={left[0]} if that is the value." if left else f"See `{prog} --help`."
-            raise UsageError(f"{flag}: there is no value{found}.", hint)
-    return joined
+def check_flags(words: Sequence[str], flags: Collection[str], prog: str) -> None:
+    """Raise UsageError for a flag that there is not, and suggest what was probably meant."""
+    for word in takewhile(lambda word: word != "--", words):
+        flag = word.partition("=")[0]
+        if _LOOKS_LIKE_A_FLAG.match(flag) and flag not in flags:
+            names = {name.removeprefix("--"): name for name in flags if name.startswith("--")}
+            match = closest(flag.lstrip("-").replace("_", "-"), names)
+            hint = f"Did you mean {names[match]}?" if match else f"See `{prog} --help`."
+            raise UsageError(f"{flag}: there is no such flag.", hint)
 
 
 def check_subcommand(words: Sequence[str], subcommands: Collection[str]) -> None:

@@ -1,51 +1,22 @@
-"""`build`: make the shards, or resume an interrupted build, print the result, and run the user's command at its end,
-however it ends:
-
-    --on-finish 'notify-send "shards: $FINEWEB_SHARDS_OUTCOME" "$FINEWEB_SHARDS_MESSAGE"'
-
-That command finds the outcome in its environment, so nothing has to be quoted. Its own failure does not change the exit
-code of the build.
-"""
+"""`build`: make the shards, or resume an interrupted build, and print the result."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags
 from fineweb_shards.commands.targets import read_config
-from fineweb_shards.errors import Interrupted, QuarantineError, ShardError, exit_code_of
+from fineweb_shards.report.contents import LEFT_OUT
 from fineweb_shards.report.page import closing_lines
 from fineweb_shards.run.build import Outcome, build
 from fineweb_shards.run.output_text import output_warnings, result_lines
-from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
-from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.screen import choose_screen, print_result, put_json
-
-_LONGEST_SECONDS = 60.0
-_LONGEST_SECONDS_AFTER_INTERRUPT = 5.0  # the user wants the program to end now
-# Names of the manifest's totals, and what is said of them: before the number, its noun, after it.
-_NOTES = (
-    ("skipped_documents", "Skipped", "document", " without a text (null)"),
-    ("replaced_characters", "Replaced by U+FFFD", "invalid character", ""),
-    ("bad_parts", "Left out", "damaged part", " (files, row groups or lines)"),
-    ("token_count_mismatches", "Another token_count than ours", "document", "; see above"),
-    ("quarantined_documents", "Left out", "document", " that could not be encoded; see below"),
-    ("filtered_documents", "Left out by --where", "document", ""),
-    ("unknown_documents", "Left out", "document", " without a value that --where needs"),
-    ("short_documents", "Left out by --min-tokens", "document", ""),
-    ("long_documents", "Left out by --max-document-tokens", "document", ""),
-)
 
 
 def add_build_flags(parser: argparse.ArgumentParser) -> None:
@@ -63,37 +34,27 @@ def add_build_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_build(options: argparse.Namespace) -> None:
-    """Build, and run the user's --on-finish command, however it ends."""
+    """Build, and print the result."""
     interrupts = Interrupts(options.resume)
     ignore_closed_output()
     config = read_config(options)
     apply_priority(config.priority)
     screen = choose_screen(quiet=options.quiet, as_json=options.json, for_library=options.for_library)
     interrupts.wipe_sequence, interrupts.on_stop = screen.wipe_sequence, screen.say_stopping
-    ending: BaseException | None = None
-    try:
-        outcome = build(
-            config,
-            screen=screen,
-            command=options.command,
-            fresh=options.fresh,
-            yes=options.yes,
-            same_source=options.same_source,
-            when_done=interrupts.work_is_done,
-        )
-        if options.json:
-            put_json({"event": "result", **summary_values(outcome)})
-        else:
-            print_result(*summary_lines(outcome))
-        outcome.check()
-    except BaseException as error:
-        ending = error
-        raise
-    finally:
-        if config.on_finish and config.out:
-            failure = run_command(config.on_finish, config.folder, ending, config.bucket_url)
-            if failure:
-                screen.warn(failure)
+    outcome = build(
+        config,
+        screen=screen,
+        command=options.resume,
+        fresh=options.fresh,
+        yes=options.yes,
+        same_source=options.same_source,
+        when_done=interrupts.work_is_done,
+    )
+    if options.json:
+        put_json({"event": "result", **summary_values(outcome)})
+    else:
+        print_result(*summary_lines(outcome))
+    outcome.check()
 
 
 def summary_lines(outcome: Outcome) -> list[str]:
@@ -115,7 +76,7 @@ def summary_lines(outcome: Outcome) -> list[str]:
     memory = f"{'memory':<10} {peak} at most, all processes together"
     notes = [
         f"{what}: {show_number_of(count, noun)}{more}."
-        for name, what, noun, more in _NOTES
+        for name, what, noun, more in LEFT_OUT
         if (count := manifest.totals.get(name))
     ]
     if not manifest.shards and manifest.quarantined:
@@ -144,42 +105,3 @@ def summary_values(outcome: Outcome) -> dict[str, Any]:
         "peak_memory_bytes": manifest.peak_memory_bytes,
         "warnings": output_warnings(job.output, manifest),
     }
-
-
-def run_command(command: str, folder: Path, error: BaseException | None, location: str | None = None) -> str | None:
-    """Run the command with the outcome in FINEWEB_SHARDS_…; return a message if the command failed. `location` is where
-    the shards are, if it is not the folder."""
-    longest = _LONGEST_SECONDS_AFTER_INTERRUPT if isinstance(error, Interrupted) else _LONGEST_SECONDS
-    environment = {**os.environ, **describe_outcome(folder, error, location)}
-    try:
-        done = subprocess.run(
-            command, shell=True, env=environment, timeout=longest, check=False,
-            stdin=subprocess.DEVNULL, stdout=sys.stderr,  # standard output is for the result, or for --json
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"--on-finish: the command was stopped after {longest:.0f} s"
-    except OSError as failure:
-        return f"--on-finish: {failure.strerror}"
-    return f"--on-finish: the command ended with exit code {done.returncode}" if done.returncode else None
-
-
-def describe_outcome(folder: Path, error: BaseException | None, location: str | None = None) -> dict[str, str]:
-    """Return the environment variables that describe how the build ended."""
-    manifest: Manifest | None = None
-    with contextlib.suppress(ShardError):  # an unreadable one may be the very reason why the build failed
-        manifest = load_manifest(folder)
-    outcome = "interrupted" if isinstance(error, Interrupted) else "failed"
-    if error is None or isinstance(error, QuarantineError):
-        outcome = "complete"
-    values = {
-        "OUTCOME": outcome,
-        "EXIT_CODE": str(exit_code_of(error)),
-        "MESSAGE": printable(str(error)) if error is not None else "The shards are complete.",
-        "FOLDER": location or str(folder),
-        "SHARDS": str(manifest.shard_count if manifest else 0),
-        "TOKENS": str(manifest.tokens if manifest else 0),
-        "DOCUMENTS": str(manifest.documents if manifest else 0),
-        "QUARANTINED": str(len(manifest.quarantined) if manifest else 0),
-        "SECONDS": str(round(manifest.seconds if manifest else 0)),
-    }
-    return {f"FINEWEB_SHARDS_{name}": value for name, value in values.items()}

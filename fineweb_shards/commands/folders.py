@@ -1,4 +1,4 @@
-"""The subcommands about the folder of a build: `verify`, `status`, `report`, `export` and `upload`.
+"""The subcommands about the folder of a build: `verify`, `status`, `report` and `export`.
 
 What they do is in other packages (reading, watching, report, run); here are their flags and their output.
 """
@@ -9,19 +9,15 @@ import argparse
 import webbrowser
 
 from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags
-from fineweb_shards.commands.targets import read_named_store, read_store
-from fineweb_shards.errors import UsageError
+from fineweb_shards.commands.targets import read_store
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.facts import report_path
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import load_config
 from fineweb_shards.run.output_text import output_warnings, result_lines
-from fineweb_shards.storage.bucket_address import BucketAddress, copy_command
-from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.store.opening import scratch_folder
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS
-from fineweb_shards.system.retry import Retrier
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable
@@ -35,15 +31,13 @@ EXPORT_SETTINGS = (
 
 
 def add_folder(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name an output folder: by its path, or by the config it was built with."""
+    """Add the argument that names an output folder: by its path, or by the config it was built with."""
     parser.add_argument(
         "folder",
         metavar="DIR",
         type=read_store,
-        nargs="?",
         help="output folder of a build (also s3://…), or the sample or TOML file that it was built with",
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file or sample that names it, instead of DIR")
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +53,7 @@ def add_verify_flags(parser: argparse.ArgumentParser) -> None:
 def run_verify(options: argparse.Namespace) -> None:
     """Check all shards, print the damaged ones, and print how much was checked."""
     ignore_closed_output()
-    store = read_named_store(options)
+    store: Store = options.folder
     verdict = check_folder(store, LineScreen().warn)
     manifest = verdict.manifest
     if options.json:
@@ -91,7 +85,7 @@ def add_status_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_status(options: argparse.Namespace) -> int:
     """Print the status, and return the exit code for the state."""
-    store = read_named_store(options)
+    store: Store = options.folder
     if options.watch:
         return watch_status(store, as_json=options.json)
     status = read_status(store)
@@ -113,7 +107,7 @@ def run_report(options: argparse.Namespace) -> None:
     """Write the report and print its path. About a folder in a bucket it is written where a build on this machine has
     it, in the scratch folder of that address, so that the right to read is enough."""
     ignore_closed_output()
-    store = read_named_store(options)
+    store: Store = options.folder
     path = report_path(scratch_folder(store.location, "")) if store.is_remote else None
     path = write_report(store, path=path)
     print(printable(str(path)))
@@ -123,7 +117,7 @@ def run_report(options: argparse.Namespace) -> None:
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
     """Add the folder to export from, and a flag for every setting of the output."""
-    parser.add_argument("folder", metavar="DIR", type=read_store, help="output folder, or its sample")
+    add_folder(parser)
     add_setting_flags(parser, EXPORT_SETTINGS)
     add_fresh_flags(parser)
     add_json_flag(parser)
@@ -154,37 +148,3 @@ def run_export(options: argparse.Namespace) -> None:
         speed = show_bytes(done.spec.shard_format.size_bytes(done.new_tokens) / max(done.seconds, 1e-9))
         first = f"Done: in {show_seconds(done.seconds)}, {speed}/s."
     print_result(first, *result_lines(done.spec, done.manifest))
-
-
-def add_upload_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the folder to upload, and the dataset to upload it to."""
-    parser.add_argument("folder", metavar="DIR", type=read_store, help="output folder, or its sample")
-    parser.add_argument("--repo", metavar="USER/NAME", required=True, help="the dataset; made if needed")
-    parser.add_argument("--private", action="store_true", help="make it a private one, if it is made")
-    add_setting_flags(parser, ["max_outage"])
-
-
-def run_upload(options: argparse.Namespace) -> None:
-    """Verify the folder, then send what the hub does not have yet."""
-    quiet_clients()  # both must be called before the clients are imported
-    check_addresses()
-    from fineweb_shards.run.upload import Uploader
-
-    store: Store = options.folder
-    if store.is_remote:
-        command, folder = copy_command(BucketAddress.parse(store.location))
-        raise UsageError(
-            f"{store.location}: only a folder on this machine can be sent to the hub.",
-            f"Copy it first: `{command}`, then upload {folder}.",
-        )
-    interrupts = Interrupts(options.resume)
-    ignore_closed_output()
-    config = load_config(None, {"max_outage": options.max_outage})
-    screen = LineScreen()
-    interrupts.on_stop = screen.say_stopping
-    uploader = Uploader(options.repo, Retrier(config.max_outage, WaitsOnScreen(screen)), screen.say)
-    manifest = check_folder(store, screen.warn).manifest
-    url, files, sent = uploader.upload(store.folder, manifest, private=options.private)
-    interrupts.work_is_done()
-    what = f"{sent:,} of {show_number_of(files, 'file')} sent" if sent else "Nothing to send"
-    print(f"{what}; all are verified and at {url}")

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 from fineweb_shards import __version__
-from fineweb_shards.commands.arguments import CommandParser, SubcommandParser, check_subcommand
+from fineweb_shards.commands.arguments import CommandParser, check_subcommand
 from fineweb_shards.errors import Interrupted, NoMatch, NoTrainingError, ReaderGone, ShardError, WorkerError
 from fineweb_shards.storage.local import Pipe
 from fineweb_shards.system.durable import output_error
@@ -33,7 +33,6 @@ SUBCOMMANDS = {
     "report": "make the page about a folder again",
     "export": "copy finished shards into another layout, without tokenizing",
     "inspect": "look into shards: figures, documents, a search",
-    "upload": "put finished shards into a dataset on the Hugging Face hub",
 }
 MODULES = {"build": "build", "plan": "plan", "inspect": "inspect"}  # beside this one; all others: folders
 EXAMPLES = {
@@ -50,7 +49,6 @@ EXAMPLES = {
     "report": ("report shards --open",),
     "export": ("export shards --out for-llm.c --layout llm.c",),
     "inspect": ("inspect shards", "inspect shards --document 3", "inspect shards --grep photosynthesis"),
-    "upload": ("upload shards --repo USER/NAME --private",),
 }
 
 
@@ -80,7 +78,6 @@ def run_command(arguments: list[str] | None) -> int:
             if typed.caller is not None:
                 stop_with_caller(typed.caller)
                 Pipe.has_end_mark = True
-        options.command = typed.resume("--on-finish")  # without secrets: it is saved in the output folder
         options.resume, options.for_library = typed.resume(), typed.caller is not None
         code: int | None = options.run(options)
         sys.stdout.flush()
@@ -135,7 +132,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     return subcommands[words[0]].parse_args(words[1:]) if subcommands else parser.parse_args(words)
 
 
-def make_parsers(names: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[str, SubcommandParser]]:
+def make_parsers(names: Iterable[str]) -> tuple[CommandParser, dict[str, CommandParser]]:
     """Make the parser of the command, and those of the named subcommands with their flags."""
     parser = CommandParser(
         prog=PROGRAM,
@@ -143,9 +140,7 @@ def make_parsers(names: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[st
         epilog=f"`{PROGRAM} SUBCOMMAND --help` shows its flags, and examples.",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    subparsers = parser.add_subparsers(
-        metavar="SUBCOMMAND", title="subcommands", required=True, parser_class=SubcommandParser
-    )
+    subparsers = parser.add_subparsers(metavar="SUBCOMMAND", title="subcommands", required=True)
     subcommands = {name: subparsers.add_parser(name, help=text) for name, text in SUBCOMMANDS.items()}
     chosen = {name: subcommands[name] for name in names}
     for name, subcommand in chosen.items():

@@ -94,29 +94,13 @@ def read_store(word: str) -> Store:
         return open_store_to_read(word, WaitsOnScreen(LineScreen()))
     folder = Path(os.path.expanduser(word))
     if is_config(word) and not is_build_folder(folder):
-        return store_of_config(word)
+        config = load_config(find_config(word), {})
+        if not config.out:
+            raise UsageError(f"{word}: there is no output folder in it.", "Name the folder itself.")
+        return open_store_to_read(config.out, WaitsOnScreen(LineScreen()))
     if not os.path.exists(folder) and (meant := closest(word, bundled_configs())):
         raise OutputError(f"{word}: there is no such folder or sample.", f"Did you mean {meant}?")
     return FolderStore(folder)
-
-
-def read_named_store(options: argparse.Namespace) -> Store:
-    """Return the output that the options name, by DIR or by --config."""
-    store: Store | None = options.folder
-    if (store is None) == (options.config is None):
-        raise UsageError(
-            "Name one folder: DIR, or --config FILE with the config it was built with.",
-            f"For example: `{PROGRAM} {options.subcommand} out/demo`",
-        )
-    return store_of_config(options.config) if store is None else store
-
-
-def store_of_config(text: str) -> Store:
-    """Return the output that a config names."""
-    config = load_config(find_config(text), {})
-    if not config.out:
-        raise UsageError(f"{text}: there is no output folder in it.", "Name the folder itself.")
-    return open_store_to_read(config.out, WaitsOnScreen(LineScreen()))
 
 
 def is_build_folder(folder: Path) -> bool:

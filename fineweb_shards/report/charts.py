@@ -1,8 +1,8 @@
 """Describe charts by values in the units of their axes, and compute pixels; `chart.html` writes them as SVG.
 
 The page needs only two kinds of charts, so no library draws them. Colours come from the page's style sheet, so that
-dark mode works and the Content-Security-Policy has to allow only one style sheet. Every chart is drawn twice, for a
-desktop and for a phone, because a drawing that is merely scaled down can't be read.
+dark mode works and the Content-Security-Policy has to allow only one style sheet. On a phone a chart is scrolled,
+because a drawing that is merely scaled down can't be read.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 _MOST_STEPS = 7  # of the vertical axis
 _COLUMN_SPACE = 0.1  # on either side of a column
+_MOST_NAMES = 14  # of columns
 
 Place = tuple[float, float]
 Label = tuple[float, str]  # the place on the horizontal axis, and the text
@@ -29,56 +31,33 @@ class Stretch:
     title: str = ""  # shown by browsers under the pointer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chart:
-    """The content of a chart. Both axes begin at 0."""
+    """The content of a chart, and its places in pixels. Both axes begin at 0."""
 
     form: str  # "over-time" or "columns", see page.css
     title: str  # read aloud by screen readers
     show: Callable[[float], str]  # formats a value
     end: float  # of the horizontal axis
-    labels: Callable[[int], Sequence[Label]]  # takes the most labels that fit the horizontal axis
+    labels: Sequence[Label]
     columns: Sequence[Stretch] = ()
     lines: Sequence[Sequence[Place]] = ()
     limits: Sequence[Stretch] = ()  # values not to be exceeded; one above the axis is named at the axis's end
-    gaps: Sequence[Stretch] = ()  # in which nothing happened, drawn shorter than they were
     bands: Sequence[tuple[float, float]] = ()  # from one place to another, over the whole height
     dots: Sequence[float] = ()  # at the top
+    width: ClassVar[int] = 780
+    height: ClassVar[int] = 250
+    left: ClassVar[int] = 60  # the margin, for labels like `731.0 MB`
+    top: ClassVar[int] = 8
+    right: ClassVar[int] = width - 8
+    bottom: ClassVar[int] = height - 24
 
-    @property
+    @cached_property
     def steps(self) -> list[float]:
         """The labelled values of the vertical axis. A limit far above what was used would press the line to the ground,
         so it does not count."""
         values = [value for line in self.lines for _, value in line]
         return round_steps(max([*values, *(column.value for column in self.columns)], default=0.0))
-
-    @property
-    def drawings(self) -> list[Drawing]:
-        steps = self.steps
-        wide = Drawing("wide", 780, 250, self.labels(7), steps, self.end)
-        return [wide, Drawing("narrow", 330, 220, self.labels(3), steps, self.end)]
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """The pixel coordinates of a chart, for one width of screen."""
-
-    size: str  # see page.css
-    width: int
-    height: int
-    labels: Sequence[Label]
-    steps: Sequence[float]
-    end: float  # of the horizontal axis
-    left: ClassVar[int] = 60  # the margin, for labels like `731.0 MB`
-    top: ClassVar[int] = 8
-
-    @property
-    def right(self) -> int:
-        return self.width - 8
-
-    @property
-    def bottom(self) -> int:
-        return self.height - 24
 
     def x(self, value: float) -> float:
         share = min(max(0.0, value / self.end), 1.0) if self.end > 0 else 0.0
@@ -99,11 +78,9 @@ def make_columns(title: str, names: Sequence[str], values: Sequence[float], show
         for place, (name, value) in enumerate(zip(names, values, strict=True))
     ]
 
-    def label(most: int) -> list[Label]:
-        every = math.ceil(len(names) / (2 * most))  # twice as many: names are half as wide as times of day
-        return [(place + 0.5, names[place]) for place in range(0, len(names), every)]
-
-    return Chart("columns", title, show, len(values), label, columns=columns)
+    every = math.ceil(len(names) / _MOST_NAMES)
+    labels = [(place + 0.5, names[place]) for place in range(0, len(names), every)]
+    return Chart("columns", title, show, len(values), labels, columns=columns)
 
 
 def round_steps(highest: float) -> list[float]:

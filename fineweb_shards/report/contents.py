@@ -14,6 +14,18 @@ _SHOWN_TOKENS = 25
 _SHOWN_QUARANTINED = 100
 _SHOWN_SHARDS = 1000
 _FOLDED_SHARDS = 12  # a longer table is folded, to be opened by a click
+# Names of the manifest's totals, and what is said of them: before the number, its noun, after it.
+LEFT_OUT = (
+    ("skipped_documents", "Skipped", "document", " without a text (null)"),
+    ("replaced_characters", "Replaced by U+FFFD", "invalid character", ""),
+    ("bad_parts", "Left out", "damaged part", " (files, row groups or lines)"),
+    ("token_count_mismatches", "Another token_count than ours", "document", ""),
+    ("quarantined_documents", "Left out", "document", " that could not be encoded"),
+    ("filtered_documents", "Left out by --where", "document", ""),
+    ("unknown_documents", "Left out", "document", " without a value that --where needs"),
+    ("short_documents", "Left out by --min-tokens", "document", ""),
+    ("long_documents", "Left out by --max-document-tokens", "document", ""),
+)
 
 
 def measure_lengths(facts: Facts) -> Section | None:
@@ -88,30 +100,9 @@ def count_left_out(facts: Facts) -> Section | None:
     manifest = facts.status.manifest
     if manifest is None:
         return None
-    counts = manifest.counts
-    figures = {
-        "skipped: no text (null)": counts.skipped_documents,
-        "invalid characters that became U+FFFD": counts.replaced_characters,
-        "damaged files, row groups or lines left out": counts.bad_parts,
-        "documents whose token_count differs from ours": counts.token_count_mismatches,
-        "quarantined: could not be encoded": len(manifest.quarantined),
-    }
     # Once the build is complete the totals also count what came after the last shard.
-    filtered = {**asdict(counts), **manifest.totals}
-
-    def given(name: str) -> str:
-        """A setting of the parts that have it."""
-        values = (({**manifest.settings, **part.settings}).get(name) for part in manifest.parts)
-        return " / ".join(f"{value:,}" if isinstance(value, int) else value for value in values if value)
-
-    if where := given("where"):
-        figures[f"left out by --where {where}"] = filtered["filtered_documents"]
-        figures["left out without a value that --where needs"] = filtered["unknown_documents"]
-    if least := given("min_tokens"):
-        figures[f"left out with fewer than {least} tokens"] = filtered["short_documents"]
-    if most := given("max_document_tokens"):
-        figures[f"left out with more than {most} tokens"] = filtered["long_documents"]
-    rows = [[what, f"{count:,}"] for what, count in figures.items() if count]
+    counts = {**asdict(manifest.counts), **manifest.totals, "quarantined_documents": len(manifest.quarantined)}
+    rows = [[f"{what}: {noun}s{more}", f"{counts[name]:,}"] for name, what, noun, more in LEFT_OUT if counts.get(name)]
     table = Table({"what": "text", "count": "number"}, rows, heads=True) if rows else None
     lost = [
         [

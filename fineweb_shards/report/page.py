@@ -21,9 +21,7 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import output_error, write_quickly
 from fineweb_shards.system.own_files import claim_folder
 from fineweb_shards.system.terminal import printable
-from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.units import show_bytes
-from fineweb_shards.vocabulary import Vocabulary
 from fineweb_shards.watching.run_files import RunRecord
 from fineweb_shards.watching.status import RUNNING
 
@@ -32,13 +30,6 @@ if TYPE_CHECKING:
 from fineweb_shards.watching.run_files import State
 
 _REFRESH_SECONDS = 60
-
-
-def prepare_report(vocabulary: Vocabulary) -> None:
-    """Load what a page needs, a quarter of a second of processor time: while a run works nobody waits for it, at its
-    end somebody does."""
-    load_token_bytes(vocabulary)
-    _environment().get_template("page.html")
 
 
 def write_report(store: Store, *, alive: bool | None = None, path: Path | None = None) -> Path:
@@ -69,6 +60,7 @@ def render_page(facts: Facts) -> str:
         headline=runs.make_headline(facts),
         runs=runs.list_runs(facts),
         over_time=runs.chart_runs(facts),
+        marks=runs.list_marks(facts),
         shards=contents.list_shards(facts),
         lengths=contents.measure_lengths(facts),
         tokens=contents.list_tokens(facts),

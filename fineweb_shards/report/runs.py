@@ -4,12 +4,11 @@ and faults."""
 
 from __future__ import annotations
 
-import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from fineweb_shards.report.charts import Chart, Place, Stretch
 from fineweb_shards.report.facts import Facts, Section, Table, show_moment
@@ -17,42 +16,34 @@ from fineweb_shards.units import show_bytes, show_count, show_number_of, show_se
 from fineweb_shards.watching.run_files import WAIT, Mark, Point, RunRecord
 from fineweb_shards.watching.status import RUNNING, describe_status, resume_command
 
-_MOST_COLUMNS = 6  # of figures, see page.css
 _SHOWN_RUNS = 100
-_SHOWN_WAITS = 100
 _SHOWN_MARKS = 100
 _RUN_COLUMNS = {
     "run": "number", "began": "name", "ended": "name", "how it ended": "text", "waited": "text",
     "tokens made": "number", "kept": "number", "tokens/s": "number", "fetched": "number",
 }  # fmt: skip
 _BINS = 150  # of a chart
+_LABELS = 7  # of its horizontal axis
 _LEAST_BIN_SECONDS = 4.0  # tokens arrive in large blocks: a finer line would only show those
 _NARROWEST_BAND_SHARE = 1 / 300  # of the width: a narrower band would be invisible
-# A gap between two runs, a second or a night, is drawn with one width: this share of the time of all runs, or less
-# where there are many.
-_GAP_SHARE = 0.03
-_ALL_GAPS_SHARE = 0.3
 
 Value = Callable[[Point, Point], float]  # the value to draw, computed from a point and the one before
 
 
 def make_headline(facts: Facts) -> Section:
     """Choose the facts for the top of the page."""
-    status, figures, source = facts.status, list(_list_figures(facts)), ""
+    status, source = facts.status, ""
     if status.manifest is not None:
         parts = [part for part in status.manifest.parts if part.files]
         commits = [f", commit {part.commit[:10]}" if part.commit else "" for part in parts]
         source = " + ".join(part.label + commit for part, commit in zip(parts, commits, strict=True))
-    # On a wide screen, rows of figures are as equal as can be, so that none is nearly empty.
-    rows = max(1, math.ceil(len(figures) / _MOST_COLUMNS))
     return {
         "name": status.store.name,
         "source": source,
         "state": status.state,
         "words": describe_status(status),
         "command": resume_command(status),
-        "figures": figures,
-        "columns": math.ceil(len(figures) / rows),
+        "figures": list(_list_figures(facts)),
     }
 
 
@@ -91,7 +82,7 @@ def _list_figures(facts: Facts) -> Iterator[tuple[str, str]]:
 
 
 def list_runs(facts: Facts) -> Section | None:
-    """Return a row for each run, and one for each wait; None if no run is known."""
+    """Return a row for each run; None if no run is known."""
     runs, manifest = facts.history.runs[-_SHOWN_RUNS:], facts.status.manifest
     if not runs:
         return None
@@ -103,14 +94,7 @@ def list_runs(facts: Facts) -> Section | None:
     rows = [_run_row(run, tokens, active=run is active) for run, tokens in kept]
     shown = len(_RUN_COLUMNS) if any(run.fetched_bytes for run in runs) else len(_RUN_COLUMNS) - 1
     table = Table(dict([*_RUN_COLUMNS.items()][:shown]), [row[:shown] for row in rows])
-    waits = []
-    for mark in [mark for mark in facts.history.marks if mark.kind == WAIT][-_SHOWN_WAITS:]:
-        number = next((f"{run.number:,}" for run in reversed(runs) if run.begin <= mark.time), "")
-        length = show_seconds(mark.end - mark.time) if mark.end is not None else "still waiting"
-        waits.append([number, show_moment(mark.time), length, mark.text])
-    columns = {"run": "number", "waited from": "name", "for": "name", "why": "text"}
-    lost_tokens = any(run.new_tokens > tokens for run, tokens in kept)
-    return {"table": table, "waits": Table(columns, waits) if waits else None, "lost_tokens": lost_tokens}
+    return {"table": table, "lost_tokens": any(run.new_tokens > tokens for run, tokens in kept)}
 
 
 def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:
@@ -131,6 +115,16 @@ def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:
     ]
 
 
+def list_marks(facts: Facts) -> Section | None:
+    """Return a row for each wait and each fault; None if there was none."""
+    marks, rows = facts.history.marks, []
+    for mark in marks[-_SHOWN_MARKS:]:
+        waited = "still waiting" if mark.end is None else f"waited {show_seconds(mark.end - mark.time)}"
+        rows.append([show_moment(mark.time), waited if mark.kind == WAIT else mark.kind, mark.text])
+    table = Table({"when": "name", "what": "text", "more": "text"}, rows)
+    return {"table": table, "count": len(marks)} if marks else None
+
+
 def chart_runs(facts: Facts) -> Section | None:
     """Make two charts with the same time axis, to be shown one below the other; None if there are too few points."""
     history, marks = facts.history, facts.history.marks
@@ -149,15 +143,7 @@ def chart_runs(facts: Facts) -> Section | None:
             if run.budget_bytes
         ]
         memory = replace(memory, limits=budgets)
-    rows = []
-    for mark in marks[-_SHOWN_MARKS:]:
-        waited = "still waiting" if mark.end is None else f"waited {show_seconds(mark.end - mark.time)}"
-        rows.append([show_moment(mark.time), waited if mark.kind == WAIT else mark.kind, mark.text])
-    table = Table({"when": "name", "what": "text", "more": "text"}, rows) if rows else None
-    return {
-        "speed": speed, "memory": memory, "interrupted": bool(speed.gaps),
-        "marks": table, "mark_count": len(marks),
-    }  # fmt: skip
+    return {"speed": speed, "memory": memory}
 
 
 def _make_chart(
@@ -182,10 +168,9 @@ def _make_chart(
         f"{what} from {begin} to {end}, in {count}",
         show,
         axis.length,
-        axis.labels,
+        axis.labels(),
         lines=[_make_line(axis, run, len(run) / len(points), value) for run in _split_runs(points)],
         bands=bands,
-        gaps=axis.gaps(),
         dots=[axis.position(mark.time) for mark in marks if mark.kind != WAIT],
     )
 
@@ -212,21 +197,14 @@ def _tokens_per_second(before: Point, after: Point) -> float:
 
 
 class TimeAxis:
-    """The runs one after the other, all gaps between them of one length: converts moments, in seconds since 1970, to
-    places between 0 and `length`, and back."""
+    """The runs one right after the other, as if no time had passed between them: converts moments, in seconds since
+    1970, to places between 0 and `length`, and back."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
         """Make the axis; `spans` are the beginning and the end of each run."""
         self._spans = spans
-        work_seconds = sum(end - begin for begin, end in spans)
-        self._starts: list[float] = []  # the place of each span's beginning
-        place = 0.0
-        gap_length = work_seconds * min(_GAP_SHARE, _ALL_GAPS_SHARE / len(spans)) if spans else 0.0
-        for number, (begin, end) in enumerate(spans):
-            place += gap_length if number else 0.0
-            self._starts.append(place)
-            place += end - begin
-        self.length = place
+        lengths = (end - begin for begin, end in spans)
+        *self._starts, self.length = accumulate(lengths, initial=0.0)  # the place of each span's beginning
 
     def position(self, moment: float) -> float:
         """Return the place of a moment; between two runs, it is the end of the first."""
@@ -234,23 +212,15 @@ class TimeAxis:
         begin, end = self._spans[number]
         return self._starts[number] + min(max(0.0, moment - begin), end - begin)
 
-    def gaps(self) -> list[Stretch]:
-        """Return the gaps between the runs."""
-        neighbours = zip(pairwise(self._spans), pairwise(self._starts), strict=True)
-        return [
-            Stretch(start + end - begin, next_start, title=f"no run for {show_seconds(max(0.0, after - end))}")
-            for ((begin, end), (after, _)), (start, next_start) in neighbours
-        ]
-
-    def labels(self, most: int) -> list[tuple[float, str]]:
-        """Return at most `most` labels with times of day (and dates, if there are several days), evenly spread from end
-        to end. Not at round times: with shortened gaps those would be uneven, or missing."""
+    def labels(self) -> list[tuple[float, str]]:
+        """Return labels with times of day (and dates, if there are several days), evenly spread from end to end. Not at
+        round times: without the time between runs those would be uneven, or missing."""
         if not self._spans:
             return []
         whole_seconds = self._spans[-1][1] - self._spans[0][0]
         short = "%H:%M:%S" if whole_seconds <= 600 else "%H:%M"
         form = "%d %b %H:%M" if whole_seconds > 86400 else short
-        count = max(2, min(most, int(self.length) + 1))  # no second twice
+        count = max(2, min(_LABELS, int(self.length) + 1))  # no second twice
         labels = []
         for place in (self.length * number / (count - 1) for number in range(count)):
             span = max(0, bisect_right(self._starts, place) - 1)

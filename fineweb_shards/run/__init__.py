@@ -1,4 +1,4 @@
-"""Do the work of the subcommands: settings become a job; plan, build, export and upload.
+"""Do the work of the subcommands: settings become a job; plan, build and export.
 
 May import: everything but `commands`.
 """

@@ -23,7 +23,7 @@ from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.layouts.base import choose_digits
 from fineweb_shards.reading.verify import check_folder
-from fineweb_shards.report.page import closing_lines, prepare_report, write_report
+from fineweb_shards.report.page import closing_lines, write_report
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
 from fineweb_shards.run.output_text import training_error
@@ -41,7 +41,7 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import Cursors, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.monitor import Monitor, ReportFunctions, StartObserver
+from fineweb_shards.watching.monitor import Monitor, StartObserver
 from fineweb_shards.watching.progress import Progress, Total
 from fineweb_shards.watching.run_files import EventLog, RunRecord, current_invocation, load_history
 from fineweb_shards.watching.screen import Screen, WaitsOnScreen
@@ -169,11 +169,8 @@ def _build_rest(
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
     job = replace(job, source=job.source.reopened(progress))
-    page = ReportFunctions(
-        partial(write_report, store), partial(closing_lines, store), partial(prepare_report, job.vocabulary)
-    )
-    invocation, is_remote = current_invocation(command), job.is_remote
-    with Monitor(job.output, progress, executor, invocation, page, is_remote=is_remote):
+    invocation, page = current_invocation(command), (partial(write_report, store), partial(closing_lines, store))
+    with Monitor(job.output, progress, executor, invocation, *page, is_remote=job.is_remote):
         with executor:
             # Workers take a second or two to start; meanwhile the plan is made.
             manifest = announce_plan(job, manifest, progress)

@@ -188,9 +188,6 @@ class Config:
     verify: bool = _setting(True, "check shards of earlier runs at the end, too; new ones always are")
     seed: int = _setting(
         0, "which documents are encoded again with the tokenizer's reference as a check", **_COUNT)
-    on_finish: str = _setting(
-        "", "command to run at the end, however it ends; it finds the outcome in its environment",
-        metavar="COMMAND")
     # fmt: on
 
     @cached_property
@@ -224,9 +221,8 @@ class Config:
         return open_store(self.out, self.scratch, self.max_outage, observer)
 
     def non_default_settings(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, for the log. Without `on_finish`, because its command
-        may hold a secret."""
-        fields = (field for field in dataclasses.fields(self) if field.name != "on_finish")
+        """Return the settings that differ from their defaults, for the log."""
+        fields = dataclasses.fields(self)
         return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
 
     def fingerprint(self) -> dict[str, Any]:

@@ -43,9 +43,8 @@ ANSWER_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0
 
 
-def open_session(retrier: Retrier | None, quota: Quota | None = None, answer_seconds: float = ANSWER_SECONDS) -> None:
-    """Make all further requests of this process use our session. Without a retrier a failure is raised at once, for
-    requests that must not be sent twice."""
+def open_session(retrier: Retrier, quota: Quota | None = None, answer_seconds: float = ANSWER_SECONDS) -> None:
+    """Make all further requests of this process use our session."""
     check_token(get_token())
     set_client_factory(partial(HubSession, retrier, quota, answer_seconds))
 
@@ -53,7 +52,7 @@ def open_session(retrier: Retrier | None, quota: Quota | None = None, answer_sec
 class HubSession(httpx.Client):
     """A session like huggingface_hub's own, but with our timeouts and retries."""
 
-    def __init__(self, retrier: Retrier | None, quota: Quota | None, answer_seconds: float) -> None:
+    def __init__(self, retrier: Retrier, quota: Quota | None, answer_seconds: float) -> None:
         self._hub_retrier = retrier
         self._quota = quota
         timeout = httpx.Timeout(answer_seconds, connect=min(answer_seconds, _CONNECT_SECONDS))
@@ -72,8 +71,6 @@ class HubSession(httpx.Client):
         about_files = options.get("stream") or any(name in request.url.path for name in names)
         if not about_files or not isinstance(request.stream, httpx.ByteStream):
             return super().send(request, **options)
-        if self._hub_retrier is None:
-            return self._send_once(request, options)
         return self._hub_retrier.call(partial(self._send_once, request, options))
 
     def _send_once(self, request: httpx.Request, options: dict[str, Any]) -> httpx.Response:

@@ -24,7 +24,7 @@ from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import is_lock_name, output_errors
 from fineweb_shards.system.own_files import WORK_FOLDER, refuse_foreign_files, refuse_link
-from fineweb_shards.system.terminal import Redraw, printable, redraw
+from fineweb_shards.system.terminal import in_notebook, printable
 from fineweb_shards.units import show_bytes, show_number_of
 
 _SHOWN_NAMES = 5
@@ -40,7 +40,7 @@ def start_over(store: Store, layout: Layout, warn: Callable[[str], None], *, yes
     what = _describe_deletion(store, files, work)
     if not yes:
         terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
-        if not terminal or redraw(sys.stderr) is Redraw.LINE:  # in a notebook nobody can type an answer
+        if not terminal or in_notebook():  # in a notebook nobody can type an answer
             raise UsageError(
                 f"--fresh would delete {what}.",
                 "There is no terminal to ask: add --yes to delete it, or leave out --fresh to resume.",

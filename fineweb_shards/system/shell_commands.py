@@ -21,7 +21,7 @@ PROGRAM = "fineweb-shards"
 VARIABLE = "FINEWEB_SHARDS_COMMAND"
 # Set by the library (api_process.py), and removed in the same way: the process that has called it.
 CALLER_VARIABLE = "FINEWEB_SHARDS_CALLER"
-_NOT_RESUMED = ("--fresh", "--yes", "--on-finish")  # the last one may hold a secret, and is not recorded
+_NOT_RESUMED = ("--fresh", "--yes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,9 @@ class TypedCommand:
     make_command: str | None = None
     caller: int | None = None  # the process that uses the library, if it has started this command
 
-    def resume(self, secret_flag: str | None = None) -> str:
-        """Return the command that resumes this one: without --fresh and --yes, and without `secret_flag`, a flag whose
-        value may be a secret."""
-        kept: list[str] = []
-        skip_value = False
-        for word in self.words:
-            secret = secret_flag is not None and word.startswith(secret_flag)
-            if not skip_value and word not in ("--fresh", "--yes") and not secret:
-                kept.append(word)
-            skip_value = word == secret_flag
+    def resume(self) -> str:
+        """Return the command that resumes this one: without --fresh and --yes."""
+        kept = [word for word in self.words if word not in _NOT_RESUMED]
         if self.make_command and kept == self.words:
             return self.make_command
         return f"{program()} {shlex.join(kept)}"

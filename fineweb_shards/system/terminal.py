@@ -1,5 +1,5 @@
-"""Prepare text for a terminal: remove control characters, and break or clip lines that are too long. Tell what a
-terminal can redraw."""
+"""Prepare text for a terminal: remove control characters, and break or clip lines that are too long. Tell whether
+a terminal can redraw them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import re
 import textwrap
 import unicodedata
-from enum import Enum
 from typing import TextIO
 
 # Lines such as `input      3 files` continue in the column of the value.
@@ -28,23 +27,17 @@ _NOTEBOOK_MARKS = ("JPY_PARENT_PID", "COLAB_RELEASE_TAG")
 _KERNEL_SETS = {"TERM": "xterm-color", "PAGER": "cat", "GIT_PAGER": "cat"}
 
 
-class Redraw(Enum):
-    """What of its output a program can change afterwards."""
+def can_redraw(stream: TextIO) -> bool:
+    """Tell whether lines of the output to `stream` can be replaced afterwards. Notebooks and some CI services run
+    commands in a terminal of their own, so that `isatty` alone does not tell."""
+    is_dumb, is_ci = os.environ.get("TERM") == "dumb", os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return stream.isatty() and not is_dumb and not is_ci and not in_notebook()
 
-    SCREEN = "screen"  # the cursor can be moved anywhere
-    LINE = "line"  # a carriage return is obeyed, and nothing else: the output of a notebook's cell
-    NOTHING = "nothing"  # a file, a pipe, a dumb terminal, the log of a CI service
 
-
-def redraw(stream: TextIO) -> Redraw:
-    """Return what can be redrawn of the output to `stream`. Notebooks and some CI services run commands in a terminal
-    of their own, so that `isatty` alone does not tell."""
-    dumb = os.environ.get("TERM") == "dumb"
-    if not stream.isatty() or dumb or os.environ.get("CI", "").lower() not in ("", "0", "false"):
-        return Redraw.NOTHING
-    kernel = all(os.environ.get(name) == value for name, value in _KERNEL_SETS.items())
-    notebook = kernel or any(os.environ.get(name) for name in _NOTEBOOK_MARKS)
-    return Redraw.LINE if notebook else Redraw.SCREEN
+def in_notebook() -> bool:
+    """Tell whether this is a command in a cell of a notebook."""
+    is_kernel = all(os.environ.get(name) == value for name, value in _KERNEL_SETS.items())
+    return is_kernel or any(os.environ.get(name) for name in _NOTEBOOK_MARKS)
 
 
 def printable(text: str) -> str:

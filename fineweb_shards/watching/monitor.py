@@ -36,24 +36,20 @@ _LONGEST_JOIN_AFTER_ERROR_SECONDS = 1.0
 _LONGEST_LAST_SECONDS = 3.0  # for an answer, when the run ends with an error
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFunctions:
-    """The functions that write the report. Passed in, because this package may not import `report`."""
-
-    write: Callable[..., object]  # with the keyword alive: bool
-    closing_lines: Callable[[RunRecord], list[str]]
-    prepare: Callable[[], None]  # loads what `write` needs
-
-
 @dataclass(eq=False)
 class Monitor:
-    """Watches one run. A context manager around the whole run, so that it also records how the run ends."""
+    """Watches one run. A context manager around the whole run, so that it also records how the run ends.
+
+    `write_report` (with the keyword `alive`) and `closing_lines` are given, because this package may not import
+    `report`.
+    """
 
     output: OutputSpec
     progress: Progress
     executor: Executor
     invocation: Invocation
-    page: ReportFunctions
+    write_report: Callable[..., object]
+    closing_lines: Callable[[RunRecord], list[str]]
     is_remote: bool = False
 
     def __post_init__(self) -> None:
@@ -62,7 +58,6 @@ class Monitor:
         self._last_tokens = self.progress.tokens
         self._next_time = {"report": self._began + _FIRST_REPORT_SECONDS}  # at which something is due
         self._statistics: FolderStatistics | None = None
-        self._prepared = False
         self._reported_failures: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=[self._update], name="monitor", daemon=True)
@@ -104,7 +99,7 @@ class Monitor:
 
     def _show_closing_lines(self) -> None:
         """Show waits and the report's path after a run that failed; a complete run's summary has them."""
-        for line in self.page.closing_lines(self.progress.history.runs[-1]):
+        for line in self.closing_lines(self.progress.history.runs[-1]):
             self.progress.screen.say(line)
 
     def _watch(self, update: Callable[[], None]) -> None:
@@ -135,9 +130,6 @@ class Monitor:
         self._attempt(self._count_shard)
         if not self._ended.is_set() and self._is_due("report", REPORT_EVERY_SECONDS):
             self._attempt(lambda: self._write_report(alive=True))
-        if not self._prepared and self.progress.begun:
-            self._prepared = True
-            self._attempt(self.page.prepare)
 
     def _count_shard(self) -> None:
         """Add one finished shard to the folder's statistics. One per call, because it takes a while; the last report
@@ -153,7 +145,7 @@ class Monitor:
     def _write_report(self, *, alive: bool) -> None:
         if self._statistics is not None:
             self._statistics.save(self.output.folder)
-        self.page.write(alive=alive)
+        self.write_report(alive=alive)
 
     def _write_heartbeat(self, snapshot: Snapshot, exit_code: int | None = None) -> None:
         Heartbeat(time.time(), self.invocation, snapshot, exit_code).save(self.output.folder)
@@ -253,9 +245,8 @@ class StartObserver(Observer):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._ended.set()
         if self._waited and error is not None:
-            # By attribute: an interruption has both, and need not be one of our errors.
-            code = getattr(error, "exit_code", 1)
-            reason = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
+            _, reason, _ = _describe_end(error)
+            code = exit_code_of(error)
             self._log.write(Event("end", f"stopped with exit code {code}: {reason}"))
             self._write_heartbeat(State.STOPPED, reason, code)
 

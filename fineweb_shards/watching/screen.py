@@ -5,7 +5,7 @@ total      37%|██████████▍                 | 3.71B of 10B 
 shard 37   71%|█████████████████████▍      | 2 workers, 731 MB, encoding
 
 While the run waits, the reason is shown in place of the second bar, on as many lines as it needs. The output of a
-notebook's cell can't be redrawn but for its last line: there the first bar is all.
+notebook's cell can't be redrawn, so that it gets lines.
 
 Results and errors are printed by `print_result` and `print_error`. The monitor calls `show` once a second, from its own
 thread; `say`, `tell` and `warn` may be called from any.
@@ -34,13 +34,12 @@ _LONGEST_LOCK_SECONDS = 0.5
 
 
 def choose_screen(*, quiet: bool, as_json: bool, for_library: bool = False) -> Screen:
-    """Return the screen for these flags, and for what standard error is: a terminal, a notebook, a file."""
+    """Return the screen for these flags, and for what standard error is: a terminal, or a file."""
     if as_json:
         return JsonScreen(1.0) if for_library else JsonScreen()
     if quiet:
         return Screen()
-    redraw, kinds = terminal.redraw(sys.stderr), terminal.Redraw
-    return {kinds.SCREEN: BarScreen, kinds.LINE: OneBarScreen, kinds.NOTHING: LineScreen}[redraw]()
+    return BarScreen() if terminal.can_redraw(sys.stderr) else LineScreen()
 
 
 class Screen:
@@ -117,8 +116,6 @@ class BarScreen(Screen):
     Every change is one write, so that no half-drawn state is visible.
     """
 
-    _maximum_rows: int | None = None
-
     def __init__(self) -> None:
         self._frame: list[str] = []
         self._waiting = False
@@ -136,7 +133,7 @@ class BarScreen(Screen):
     def show(self, snapshot: Snapshot) -> None:
         size = terminal_size(sys.stderr)
         # A character in the last column would make some terminals begin another line.
-        frame = make_frame(snapshot, size.columns - 1, self._maximum_rows or size.lines - 1)
+        frame = make_frame(snapshot, size.columns - 1, size.lines - 1)
         with self._lock:
             if self._stopping:
                 return
@@ -179,23 +176,6 @@ class BarScreen(Screen):
     def _write(self, text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
-
-
-class OneBarScreen(BarScreen):
-    """Shows one line, at whose end the cursor stays, and rewrites it by a carriage return alone.
-
-    The reason of a wait does not fit into it, and is told as an event.
-    """
-
-    shows_waits = False
-    _maximum_rows = 1
-
-    def _wipe(self) -> str:
-        # Spaces, because a notebook does not know the sequence that clears a line.
-        return f"\r{' ' * terminal.cells(self._frame[0])}\r" if self._frame else ""
-
-    def _draw(self) -> str:
-        return "".join(self._frame)
 
 
 def make_frame(snapshot: Snapshot, columns: int, rows: int) -> list[str]:

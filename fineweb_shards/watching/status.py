@@ -3,10 +3,9 @@
 Reads the manifest, the heartbeat and the log, and tries the lock, so it is quick and safe at any time, from any
 terminal. Only the lock shows whether a run is active: a heartbeat may be left from one that was killed.
 
-`status --watch` shows it repeatedly until the run ends, and may be started before the run is. In a terminal
-it is refreshed in place every two seconds; in a notebook, a file or a pipe it is a line per minute; with
---json an object every two seconds. A run tells a bucket how it is every 15 seconds only, and every look costs
-requests: there it is every ten seconds.
+`status --watch` tells it in a line every few seconds until the run ends, and may be started before the run is; with
+--json it is an object each time. A run tells a bucket how it is every 15 seconds only, and every look costs requests:
+there it looks every ten seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from fineweb_shards.store.manifest import Manifest, find_manifest
 from fineweb_shards.store.opening import missing_manifest_error
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.shell_commands import runnable_here
-from fineweb_shards.system.terminal import Redraw, clip, printable, redraw, terminal_size, wrap
+from fineweb_shards.system.terminal import printable, terminal_size, wrap
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching import screen
 from fineweb_shards.watching.run_files import Heartbeat, State, last_lines, load_heartbeat
@@ -35,12 +34,8 @@ RUNNING = "running"
 EXIT_CODES: dict[str, int] = {State.COMPLETE: 0, RUNNING: 20, State.STOPPED: 21}
 # Without a heartbeat for this long, the run is suspended, or the machine was asleep.
 _SILENT_SECONDS = 60.0
-_EVERY_SECONDS = 2.0
+_EVERY_SECONDS = 5.0
 _REMOTE_EVERY_SECONDS = 10.0
-_LINE_EVERY_SECONDS = 60.0
-# The terminal's alternate screen, as `top` uses it: on leaving, the old content is restored.
-_ENTER, _LEAVE = "\x1b[?1049h", "\x1b[?1049l"
-_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +80,10 @@ def show_status(status: Status, *, as_json: bool) -> None:
     lines = [json.dumps(status_values(status))] if as_json else status_lines(status)
     if sys.stdout.isatty() and not as_json:
         columns = terminal_size(sys.stdout).columns
-        lines = [piece for line in lines for piece in wrap(line, columns, hang=continuation_indent(line))]
+        # A second line of an event is indented; the column of a row is found by `wrap` itself.
+        hangs = [4 if line.startswith("  ") else None for line in lines]
+        lines = [piece for line, hang in zip(lines, hangs, strict=True) for piece in wrap(line, columns, hang=hang)]
     print("\n".join(lines), flush=True)
-
-
-def continuation_indent(line: str) -> int | None:
-    """Return the indent of an event's second line; None for rows, whose column `wrap` finds itself."""
-    return 4 if line.startswith("  ") else None
 
 
 def status_values(status: Status) -> dict[str, Any]:
@@ -118,12 +110,6 @@ def folder_values(store: Store, manifest: Manifest | None) -> dict[str, Any]:
 
 def status_lines(status: Status) -> list[str]:
     """Return a status as lines for people: the rows, the most important first, then the last events."""
-    events = event_lines(status)
-    return [*row_lines(status), *(["", "last events", *events] if events else [])]
-
-
-def row_lines(status: Status) -> list[str]:
-    """Return the lines of a status without the events."""
     rows, manifest = [("state", describe_status(status))], status.manifest
     if status.state == State.STOPPED:
         command = resume_command(status)
@@ -134,19 +120,11 @@ def row_lines(status: Status) -> list[str]:
         size = show_bytes(sum(shard.bytes for shard in manifest.shards))
         counted = f"{manifest.tokens:,} tokens, {show_number_of(manifest.documents, 'document')}"
         rows += [("shards", f"{manifest.shard_count:,} finished, {size}"), ("contents", counted)]
-        if manifest.shards and not manifest.complete and "exported_from" not in manifest.settings:
-            name, position = "the end", 0
-            for part, end in reversed([*zip(manifest.parts, manifest.end, strict=True)]):
-                if end.file < len(part.files):
-                    name, position = part.files[end.file]["name"], end.position
-            rows.append(("reached", f"{name}, position {position:,}"))
         rows += [("layout", manifest.settings["layout"]), ("validation", manifest.split_rule.describe())]
-    return [printable(f"{name:<10} {text}").replace("\n", " ") for name, text in rows]
-
-
-def event_lines(status: Status) -> list[str]:
-    """Return the last events of the log as lines."""
-    return [printable(f"  {event}").replace("\n", " ") for event in status.events]
+    lines = [f"{name:<10} {text}" for name, text in rows]
+    if status.events:
+        lines += ["", "last events", *(f"  {event}" for event in status.events)]
+    return [printable(line).replace("\n", " ") for line in lines]
 
 
 def resume_command(status: Status) -> str | None:
@@ -168,10 +146,7 @@ def describe_status(status: Status) -> str:
     if status.state == RUNNING:
         if code is not None:  # the last heartbeat of the previous run: this one has not written any yet
             return f"{RUNNING}, {State.STARTING}"
-        text, age = reason or heartbeat.snapshot.state, time.time() - heartbeat.written
-        if age > _SILENT_SECONDS:
-            text = f"no heartbeat for {show_seconds(age)}: suspended, or the machine was asleep; {text}"
-        return f"{RUNNING}, {text}"
+        return f"{RUNNING}, {_describe_silence(heartbeat)}{reason or heartbeat.snapshot.state}"
     if status.state == State.STOPPED:
         if code is None:
             return f"stopped: killed, or a power cut; last heartbeat {written}"
@@ -179,6 +154,14 @@ def describe_status(status: Status) -> str:
     if code:
         return f"complete, but the run ended with exit code {code}: {reason}"
     return f"complete since {written}"
+
+
+def _describe_silence(heartbeat: Heartbeat) -> str:
+    """Say that an active run has told nothing for too long; nothing if it has."""
+    age = time.time() - heartbeat.written
+    if age <= _SILENT_SECONDS:
+        return ""
+    return f"no heartbeat for {show_seconds(age)}: suspended, or the machine was asleep; "
 
 
 def _run_rows(heartbeat: Heartbeat) -> list[tuple[str, str]]:
@@ -225,8 +208,8 @@ def _date(seconds: float) -> str:
 
 
 def watch_status(store: Store, *, as_json: bool) -> int:
-    """Show the status until no run is active there; return the exit code of the last state. Where no build has begun
-    yet, wait for one."""
+    """Tell the status again and again until no run is active there; return the exit code of the last state. Where no
+    build has begun yet, wait for one."""
     status = find_status(store)
     if status is None:
         if store.folder.is_file():
@@ -236,60 +219,19 @@ def watch_status(store: Store, *, as_json: bool) -> int:
         _pause(store)
         status = find_status(store)
     try:
-        if status.state == RUNNING:
-            status = _follow(store, status, as_json=as_json)
+        while status.state == RUNNING:
+            if as_json:
+                show_status(status, as_json=True)
+            elif status.heartbeat is not None and status.heartbeat.exit_code is None:  # else of the run before
+                line = f"{_describe_silence(status.heartbeat)}{screen.describe(status.heartbeat.snapshot)}"
+                screen.print_result(f"{time.strftime('%H:%M:%S')} {line}")
+            _pause(store)
+            status = read_status(store)
     except KeyboardInterrupt:
         status = read_status(store)  # Ctrl-C ends only this command, not the run
     show_status(status, as_json=as_json)
     return status.exit_code
 
 
-def _follow(store: Store, status: Status, *, as_json: bool) -> Status:
-    """Show the status again and again while the run is active; return the one after it."""
-    in_place = not as_json and redraw(sys.stdout) is Redraw.SCREEN
-    next_time = 0.0
-    if in_place:
-        sys.stdout.write(_ENTER)
-    try:
-        while status.state == RUNNING:
-            if as_json:
-                show_status(status, as_json=True)
-            elif in_place:
-                size = terminal_size(sys.stdout)
-                # A character in the last column would make some terminals begin another line.
-                lines = fit_screen(status, size.columns - 1, size.lines)
-                sys.stdout.write(_HOME + "\n".join(_CLEAR_LINE + line for line in lines) + _CLEAR_BELOW)
-                sys.stdout.flush()
-            elif status.heartbeat is not None and time.monotonic() >= next_time:
-                next_time = time.monotonic() + _LINE_EVERY_SECONDS
-                line = screen.describe(status.heartbeat.snapshot)
-                screen.print_result(f"{time.strftime('%H:%M')} {line}")
-            _pause(store)
-            status = read_status(store)
-    finally:
-        if in_place:
-            sys.stdout.write(_LEAVE)
-            sys.stdout.flush()
-    return status
-
-
 def _pause(store: Store) -> None:
     time.sleep(_REMOTE_EVERY_SECONDS if store.is_remote else _EVERY_SECONDS)
-
-
-def fit_screen(status: Status, columns: int, rows: int) -> list[str]:
-    """Return the lines of a status that fit the terminal: all rows, then as many of the newest events as fit. If even
-    the rows don't fit, the last ones are left out."""
-
-    def pieces(line: str) -> list[str]:
-        wrapped = wrap(line, columns, hang=continuation_indent(line), break_words=True)
-        return [clip(piece, columns) for piece in wrapped]
-
-    lines = [piece for row in row_lines(status) for piece in pieces(row)]
-    left = rows - len(lines) - len(("", "last events"))
-    kept: list[str] = []
-    for event in reversed([pieces(line) for line in event_lines(status)]):
-        if len(kept) + len(event) > left:
-            break
-        kept = [*event, *kept]
-    return [*lines, *(["", "last events", *kept] if kept else [])][:rows]

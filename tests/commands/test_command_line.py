@@ -92,7 +92,7 @@ def test_a_changed_setting_is_refused(finished: Path, field: str, words: list[st
 def test_every_setting_that_changes_bytes_is_in_the_fingerprint() -> None:
     """A new field must decide on which side it stands."""
     free = {"input", "out", "workers", "engine", "max_memory", "batch_bytes", "on_bad_file", "verify", "seed"}
-    free |= {"download", "keep_downloads", "max_outage", "on_finish", "priority", "index", "gpus"}
+    free |= {"download", "keep_downloads", "max_outage", "priority", "index", "gpus"}
     free |= {"scratch", "executor", "ray_address"}
     free |= {"tokenizer", "pattern", "eot"}  # the vocabulary that they name is compared
     free |= {"val_input"}  # as the files are

@@ -9,7 +9,7 @@ import pytest
 
 from fineweb_shards.commands import targets as bundled
 from fineweb_shards.commands.main import main, parse
-from fineweb_shards.commands.targets import read_config, read_named_store, read_store
+from fineweb_shards.commands.targets import read_config, read_store
 from fineweb_shards.errors import UsageError
 from fineweb_shards.run.budget import plan_budget
 from fineweb_shards.run.config import Config
@@ -89,17 +89,15 @@ def test_a_folder_by_its_path_its_sample_or_its_toml_file(folder: Path) -> None:
     assert read_store("demo") == FolderStore(Path("out/demo"))
     (folder / "demo" / "manifest.json").touch()
     assert read_store("demo") == FolderStore(Path("demo"))
-    for subcommand in ("status", "verify", "report"):
-        assert read_named_store(parse([subcommand, "sample-10BT"])) == FolderStore(Path("edu_fineweb10B"))
-    for words in (["upload", "sample-10BT", "--repo", "u/n"], ["export", "sample-10BT"]):
-        assert parse(words).folder == FolderStore(Path("edu_fineweb10B"))
+    for subcommand in ("status", "verify", "report", "export"):
+        assert parse([subcommand, "sample-10BT"]).folder == FolderStore(Path("edu_fineweb10B"))
 
 
 @pytest.mark.parametrize("value", ["--", "---", "-", "-x", "-5", "a=b", "=", "- ", "--=", "--fresh"])
 def test_a_value_may_begin_with_a_dash(value: str) -> None:
-    """With = always; behind a blank unless it looks like a flag."""
+    """With = always; behind a blank a number, and a dash alone."""
     assert config_of("--out", "o", f"--separator={value}", "small.txt").separator == value
-    if value != "--fresh":
+    if value in ("-", "-5", "a=b", "=", "- "):
         assert config_of("--out", "o", "--separator", value, "small.txt").separator == value
     options = parse(["inspect", "x", f"--grep={value}"])
     assert options.grep == value
@@ -135,11 +133,11 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         (["status", "--wach"], "--wach: there is no such flag", "mean --watch?"),
         ([*SMALL, "--layout", "llmc"], "--layout llmc: no such layout", "mean llm.c?"),
         (["build", "--engine", "tiktokn"], "'tiktokn' is not one of auto, gigatoken, fastokens", "--help"),
-        (["build", "--out"], "--out: there is no value", "--help"),
-        (["build", "--separator", "--fresh"], "no value before --fresh", "--separator=--fresh"),
-        (["build", "--verify=false"], "--verify takes no value", "--verify or --no-verify"),
-        (["build", "--verify", "false"], "--verify takes no value", "--verify or --no-verify"),
-        (["build", "--quiet=yes"], "--quiet takes no value", "leave it out"),
+        (["build", "--out"], "--out: expected one argument", "--help"),
+        (["build", "--separator", "--fresh"], "--separator: expected one argument", "--flag=-value"),
+        (["build", "--verify=false"], "--verify/--no-verify: ignored explicit argument 'false'", "--help"),
+        (["build", "--verify", "false"], "false: there is no such sample, file or folder", "The samples are"),
+        (["build", "--quiet=yes"], "--quiet: ignored explicit argument 'yes'", "--help"),
         (["build", "--quiet", "--json"], "--json: not allowed with --quiet", "--help"),
         (["build", "--workers", "-5"], "--workers: '-5' is below 0", "--help"),
         (["inspect", "x", "--document", "-5"], "--document: '-5' is below 0", "--help"),
@@ -157,11 +155,10 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         ([*SMALL, "--revision", "v1"], "--revision v1: it names a revision of a dataset", "--dataset"),
         ([*SMALL, "--priority", "norml"],
          "--priority: 'norml' is not one of background, normal (did you mean normal?)", "--help"),
-        (["status"], "Name one folder", "status out/demo"),
+        (["status"], "DIR is missing", "--help"),
         (["status", "a", "b"], "b: unexpected argument", "--help"),
         (["status", "sample-10bt"], "sample-10bt: there is no such folder or sample", "mean sample-10BT?"),
         (["export"], "DIR is missing", "--help"),
-        (["upload", "o"], "--repo is missing", "--help"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_with_what_was_meant(

@@ -184,21 +184,37 @@ def test_signals_stop_cleanly_and_say_how_to_go_on(tmp_path: Path, tries: Tries,
         assert runs.shards_in(out) == expected
 
 
+HANGING_END = """
+import sys, time
+from pathlib import Path
+from fineweb_shards.commands.main import main
+from fineweb_shards.watching.monitor import Monitor
+
+def hang(*end):
+    print("ending", flush=True)
+    time.sleep(300)
+
+Monitor.__exit__ = hang
+sys.exit(main())
+"""
+
+
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
-    """Even while a command of the user's is still running at the end."""
+    """Even while the end that the first one has begun hangs."""
     path = write_text(tmp_path / "a.txt", [text for text in make_documents(2000, seed=34) if text])
     out = tmp_path / "out"
-    words = runs.command(
-        "build", "--input", path, "--out", out, "--engine", "tiktoken", "--workers", "1",
-        "--shard-tokens", "100M", "--on-finish", f"touch {tmp_path / 'begun'}; exec sleep 300",
+    words = f"build --input {path} --out {out} --engine tiktoken --workers 1 --shard-tokens 100M --quiet"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING_END, *words.split()],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
-    while not (out / ".fineweb-shards" / "lock").exists():
+    assert process.stdout is not None
+    while not (out / ".fineweb-shards" / "heartbeat.json").exists():
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
-    while not (tmp_path / "begun").exists():
-        time.sleep(0.01)
+    assert process.stdout.readline() == "ending\n"
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=600) == 130
-    os.killpg(process.pid, signal.SIGKILL)  # the user's command, which is none of ours
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted again: ended at once." in errors

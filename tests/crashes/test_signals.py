@@ -170,19 +170,16 @@ def terminals() -> Iterator[list[Terminal]]:
 
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_a_terminal_that_closes_ends_the_run_cleanly(tmp_path: Path, source: Path, terminals: list[Terminal]) -> None:
-    """Exit code 129, a last line in the log, the user's command told, `status` knows; then the same bytes."""
-    told = tmp_path / "told"
-    tell = f'echo "$FINEWEB_SHARDS_OUTCOME $FINEWEB_SHARDS_EXIT_CODE" > {told}'
+    """Exit code 129, a last line in the log, `status` knows; then the same bytes."""
     for attempt in range(20):  # on a busy machine the run may be complete before the terminal is closed
         out = tmp_path / f"out{attempt}"
-        terminal = Terminal(runs.command(*build_words(source, out, "--on-finish", tell)))
+        terminal = Terminal(runs.command(*build_words(source, out)))
         terminals.append(terminal)
         wait_for(out / "manifest.json", terminal.process)
         terminal.close()
         if code := terminal.process.wait(timeout=600):
             break
     assert code == 129
-    assert told.read_text().strip() == "interrupted 129"
     log = (out / ".fineweb-shards" / "log.txt").read_text().splitlines()
     assert log[-1].endswith("The terminal was closed. Everything finished is kept")
     status = inline.run_command("status", out)

@@ -379,13 +379,13 @@ def test_plans(tmp_path: Path) -> None:
 
 
 def test_the_report_tells_what_was_left_out(tmp_path: Path) -> None:
-    """With the condition and the limits; without filters it has no such rows."""
+    """By each filter; the condition is among the settings."""
     (tmp_path / "a.jsonl").write_bytes(lines_of(ROWS))
     words = ["build", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--where", WHERE, "--min-tokens", "20"]
     assert inline.run_command(*words, "--shard-tokens", "100M").returncode == 0
     page = (tmp_path / "out" / ".fineweb-shards" / "report.html").read_text()
     totals = json.loads((tmp_path / "out" / "manifest.json").read_text())["totals"]
-    assert "left out by --where score &gt;= 2 and" in page
+    assert "Left out by --where: documents" in page
     for name in ("filtered_documents", "unknown_documents", "short_documents"):
         assert f">{totals[name]:,}</td>" in page
-    assert "left out with more than" not in page
+    assert "Left out by --max-document-tokens" not in page

@@ -260,8 +260,8 @@ def test_runs_are_listed(eventful: Path) -> None:
     text = Page(write_report(FolderStore(eventful)).read_text()).text
     for words in ["killed, or a power cut", "interrupted by Ctrl-C", "complete",
                   "40 s for the network, 2 times",
-                  "30 swaiting for the network since 02:13 (status 503)",
-                  "10 swaiting for the network since 02:14 (no connection)",
+                  "waited 30 swaiting for the network since 02:13 (status 503)",
+                  "waited 10 swaiting for the network since 02:14 (no connection)",
                   "49M40M845k100.0 MB",  # made, kept, over 58 s of work, fetched
                   "runs", "time waited", "fetched per second of work"]:  # fmt: skip
         assert words in text, words
@@ -277,7 +277,7 @@ def test_both_time_axes_are_one(eventful: Path) -> None:
     of memory."""
     page = write_report(FolderStore(eventful)).read_text()
     charts = re.findall(r"<svg.*?</svg>", page, re.S)
-    speed, memory = charts[0], charts[2]
+    speed, memory = charts[:2]
     ticks = [re.findall(r'<g class="axis x">.*?</g>', chart, re.S)[0] for chart in (speed, memory)]
     assert len(re.findall(r"<text.*?</text>", ticks[0])) == 7
     assert ticks[0] == ticks[1]
@@ -286,16 +286,12 @@ def test_both_time_axes_are_one(eventful: Path) -> None:
     assert bands[0] == bands[1]
     assert (speed.count(">budget: 4.0 GB"), memory.count(">budget: 4.0 GB")) == (0, 1)
     assert speed.count('class="line"') == memory.count('class="line"') == 3
-    gaps = [re.findall(r'<path class="gap" d="[^"]*"><title>(.*?)</title>', chart) for chart in (speed, memory)]
-    assert len(gaps[0]) == 2
-    assert gaps[0] == gaps[1]
-    assert all(words.startswith("no run for ") for words in gaps[0])
 
 
 def test_the_axis_of_memory_is_that_of_what_was_used(eventful: Path) -> None:
     """A budget far above it is named at the top, not a line that presses everything else to the ground."""
     page = write_report(FolderStore(eventful)).read_text()
-    memory = re.findall(r"<svg.*?</svg>", page, re.S)[2]
+    memory = re.findall(r"<svg.*?</svg>", page, re.S)[1]
     highest = re.findall(r"<text[^>]*>(.*?)</text>", re.findall(r'<g class="axis y">.*?</g>', memory, re.S)[0])[-1]
     used = max(point.memory_bytes for point in load_history(eventful).points)
     assert used < 2e9
@@ -311,10 +307,12 @@ def test_what_did_not_happen_is_not_listed(finished: Path) -> None:
     assert manifest is not None
     last = replace(manifest.shards[-1], counts=Counts(replaced_characters=7))
     known = gather_facts(FolderStore(finished))
-    status = replace(known.status, manifest=replace(manifest, shards=[*manifest.shards[:-1], last]))
+    totals = {**manifest.totals, "replaced_characters": 7}
+    changed = replace(manifest, shards=[*manifest.shards[:-1], last], totals=totals)
+    status = replace(known.status, manifest=changed)
     left_out = count_left_out(replace(known, status=status))
     assert left_out is not None
-    assert left_out["counts"].rows == [["invalid characters that became U+FFFD", "7"]]
+    assert left_out["counts"].rows == [["Replaced by U+FFFD: invalid characters", "7"]]
 
 
 def test_hashes_are_short_and_whole_under_the_pointer(finished: Path) -> None:

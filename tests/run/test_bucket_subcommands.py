@@ -209,14 +209,6 @@ def test_a_report_is_where_it_says(made: Path, bucket_url: str, caches: Path, mo
     assert {info.name: info.etag for info in bucket.list()} == before
 
 
-def test_upload_names_the_way(made: Path, bucket_url: str) -> None:
-    """To the hub only a folder goes, so how to copy it is said."""
-    upload_folder(made, f"{bucket_url}/a")
-    done = inline.run_command("upload", f"{bucket_url}/a", "--repo", "me/mine")
-    assert done.returncode == 2
-    assert f"aws s3 sync {bucket_url}/a a" in done.stderr
-
-
 def test_status_follows_what_is_in_the_bucket(made: Path, bucket_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Running as long as the lock is renewed, with the newest figures at each look; then complete."""
     bucket = upload_folder(made, f"{bucket_url}/a")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["api", "resolve", "cdn", "foreign", "upload"]
+Kind = Literal["api", "resolve", "cdn", "foreign"]
 
 
 class Fault:
@@ -125,7 +125,6 @@ class RequestRecord:
     at: float = field(default_factory=time.monotonic)  # when it arrived
     status: int = 0  # stays 0 for a connection that was reset before the headers
     bytes_sent: int = 0
-    bytes_received: int = 0
     fault: Fault | None = None
 
     @property

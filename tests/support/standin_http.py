@@ -29,7 +29,6 @@ from tests.support.standin_faults import (
 )
 from tests.support.standin_line import Pace, piece_bytes, wait_for
 from tests.support.standin_repository import HubFile
-from tests.support.standin_uploads import Refused
 
 if TYPE_CHECKING:
     from tests.support.standin_hub import StandInHub
@@ -126,7 +125,6 @@ class Handler(BaseHTTPRequestHandler):
             path = path.partition("?")[0]
         headers = dict(self.headers)
         self.record = RequestRecord(self.command, kind, path, self.range, bool(self.token), headers)
-        self.record.bytes_received = len(self.body)
         with self.server.hub.busy(self.record):
             self._serve_record()
 
@@ -155,8 +153,6 @@ class Handler(BaseHTTPRequestHandler):
             if isinstance(self.fault, IgnoreRange):
                 self.range = None
             answer = self.answer()
-        except Refused as refused:
-            return Answer.of_json(refused.body, refused.status)
         except RefusedError as refused:
             return Answer.of_json({"error": str(refused)}, refused.status, refused.headers)
         if isinstance(self.fault, ChangedETag):
@@ -175,7 +171,7 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    do_GET = do_HEAD = do_POST = do_PUT = serve  # noqa: N815 (the names of http.server)
+    do_GET = do_HEAD = do_POST = serve  # noqa: N815 (the names of http.server)
 
     def _send(self, answer: Answer) -> None:
         """Send the answer; a fault that strikes inside the body does so at its fraction."""

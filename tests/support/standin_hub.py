@@ -8,9 +8,8 @@ Point the real clients at it and they work unchanged, so that tests need no netw
 `huggingface_hub` reads HF_ENDPOINT when it is imported: set it before, or start a child process. By hand: `python -m
 tests.support.standin_hub FOLDER --cdn --latency-ms 80 --connection-mb 20 --line-mb 125`.
 
-It answers what `datasets` 5.2 and `huggingface_hub` 2.4 ask for when they read a dataset, and what uploading one takes
-(standin_uploads.py). Of models it sends files. It does not cover Xet transfers, buckets and the dataset viewer; with
-HF_HUB_DISABLE_XET large files are sent by LFS.
+It answers what `datasets` 5.2 and `huggingface_hub` 2.4 ask for when they read a dataset. Of models it sends files. It
+does not cover uploads, Xet transfers, buckets and the dataset viewer.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from tests.support.standin_line import Line
 from tests.support.standin_quota import Limit, Quota
 from tests.support.standin_repository import Repository
 from tests.support.standin_routes import HubHandler
-from tests.support.standin_uploads import Uploads
 
 
 class StandInHub:
@@ -66,7 +64,6 @@ class StandInHub:
         line_bytes_per_second: float | None = None,
         tree_page_entries: int = 1000,
         port: int = 0,
-        write_token: str | None = None,
     ) -> None:
         self.repositories = {repository.repo_id: repository for repository in repositories}
         self.faults = list(faults)
@@ -93,7 +90,6 @@ class StandInHub:
         self._dead = socket.socket()
         self._dead.bind(("127.0.0.1", 0))
         self.dead_port = self._dead.getsockname()[1]
-        self.uploads = Uploads(self.url, self.repositories, write_token)
 
     def _add_server(self, handler: type[Handler]) -> str:
         """Add a server under another name; return its address."""

@@ -144,11 +144,6 @@ class Repository:
         self.commits[self.head] = files
         return self.head
 
-    @staticmethod
-    def is_large(path: str) -> bool:
-        """Whether a file of that name is kept as a large one."""
-        return path.endswith(LARGE_FILE_SUFFIXES)
-
     def list_tree(self, commit: str, folder: str, *, recursive: bool) -> list[str]:
         """Return the files and folders below a folder, sorted; as in git there is no empty folder."""
         prefix = f"{folder}/" if folder else ""

@@ -1,17 +1,14 @@
-"""What the stand-in hub answers: the API, files and where they are, uploads."""
+"""What the stand-in hub answers: the API, files and where they are."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.support.standin_cdn import CDN_HOST, cdn_path
 from tests.support.standin_faults import Kind, OtherLinkedETag, WrongRedirect
 from tests.support.standin_http import Answer, Handler, RefusedError
 from tests.support.standin_repository import Repository
-from tests.support.standin_uploads import Uploads
 
 MOST_PAGE_ENTRIES = 1000  # of a listing, by huggingface_hub's documentation
 EXPANDED_PAGE_ENTRIES = 50
@@ -21,8 +18,6 @@ class HubHandler(Handler):
     """Routes a request of the hub's own host."""
 
     def find_kind(self) -> Kind:
-        if self.path.endswith("/objects/batch") or self.path.startswith("/lfs-objects/"):
-            return "upload"
         return "api" if self.path.startswith("/api/") else "resolve"
 
     def answer(self) -> Answer:
@@ -32,23 +27,6 @@ class HubHandler(Handler):
                 return Answer.of_json({"standardEnvVars": [], "harnesses": {}})
             case ["api", "whoami-v2"] if self.token:
                 return Answer.of_json({"type": "user", "name": "stand-in", "orgs": []})
-            case ["api", "repos", "create"]:
-                return self._answer_upload(lambda uploads: uploads.create(json.loads(self.body)))
-            case ["api", "validate-yaml"]:
-                return Answer.of_json({"errors": [], "warnings": []})
-            case ["api", "lfs-verify"]:
-                return self._answer_upload(lambda uploads: uploads.verify(json.loads(self.body)))
-            case ["lfs-objects", oid]:  # an address that is a permission in itself
-                return Answer.of_json(self.server.hub.uploads.put(oid, self.body))
-            case ["datasets", _, _, "info", "lfs", "objects", "batch"]:
-                return self._answer_upload(lambda uploads: uploads.batch(json.loads(self.body)))
-            case ["api", "datasets", owner, name, "preupload", _]:
-                repository = self._find_repository(f"{owner}/{name}")
-                wanted = json.loads(self.body)
-                return self._answer_upload(lambda uploads: uploads.preupload(repository, wanted))
-            case ["api", "datasets", owner, name, "commit", _]:
-                repository = self._find_repository(f"{owner}/{name}")
-                return self._answer_upload(lambda uploads: uploads.commit(repository, self.body))
             case ["api", "datasets", owner, name, *call]:
                 repository = self._find_repository(f"{owner}/{name}")
                 return self._answer_api(repository, call, parse_qs(url.query))
@@ -62,10 +40,6 @@ class HubHandler(Handler):
                 repository = self._find_repository(f"{owner}/{name}")
                 return self._answer_file(repository, revision, "/".join(path))
         raise RefusedError(404, "", f"the stand-in hub has no {url.path}")
-
-    def _answer_upload(self, action: Callable[[Uploads], dict[str, Any]]) -> Answer:
-        self.server.hub.uploads.check(self.token)
-        return Answer.of_json(action(self.server.hub.uploads))
 
     def _find_repository(self, repo_id: str) -> Repository:
         """Check access. The 401 of a private repository carries RepoNotFound, because huggingface_hub understands a

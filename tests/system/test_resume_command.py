@@ -60,15 +60,15 @@ def test_after_make_it_is_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> Non
     """And the commands that this one starts are not told."""
     monkeypatch.setenv(VARIABLE, "make shards SAMPLE='sample-10BT' OUT='a b'")
     typed = take_typed_command(["build", "sample-10BT", "--out", "a b"])
-    assert typed.resume("--on-finish") == "make shards SAMPLE=sample-10BT 'OUT=a b'"
+    assert typed.resume() == "make shards SAMPLE=sample-10BT 'OUT=a b'"
     assert VARIABLE not in os.environ
 
 
-@pytest.mark.parametrize("left_out", [["--fresh"], ["--on-finish", "secret"], ["--on-finish=secret"]])
+@pytest.mark.parametrize("left_out", [["--fresh"], ["--fresh", "--yes"]])
 def test_what_must_be_left_out_is_left_out_after_make_too(script: Path, left_out: list[str]) -> None:
-    """--fresh would delete what is kept; a command may hold a secret."""
-    typed = TypedCommand([*WORDS, *left_out], "make shards ARGS='--fresh --on-finish secret'")
-    assert typed.resume("--on-finish") == ".venv/bin/fineweb-shards build 'a b.txt' --out o"
+    """--fresh would delete what is kept."""
+    typed = TypedCommand([*WORDS, *left_out], "make shards ARGS='--fresh --yes'")
+    assert typed.resume() == ".venv/bin/fineweb-shards build 'a b.txt' --out o"
 
 
 def test_broken_quotes_are_not_believed(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,15 +116,12 @@ def test_more_flags_of_make_are_in_its_variable(typed: str, more: str) -> None:
         "make shards SHELL=./evil",
         "make shards 'OUT=$(shell ./evil)'",
         "make shards 'ARGS=; ./evil'",
-        "make shards 'ARGS=--on-finish ./evil'",
         "fineweb-shards build x; ./evil",
         "fineweb-shards build $(./evil)",
         "fineweb-shards build x\n./evil",
         "fineweb-shards build 'x",
         "fineweb-shards build x --fresh --yes",
-        "fineweb-shards build x --on-finish ./evil",
-        "fineweb-shards build x --on-finish=./evil",
-        "fineweb-shards upload x --repo y/z",
+        "fineweb-shards export x --out y",
         "fineweb-shards-2 build x",
         "PATH=. fineweb-shards build x",
         "python -c fineweb_shards build",

@@ -20,7 +20,7 @@ from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Cursor
 from fineweb_shards.watching import monitor as monitor_module
-from fineweb_shards.watching.monitor import Monitor, ReportFunctions
+from fineweb_shards.watching.monitor import Monitor
 from fineweb_shards.watching.progress import Progress, Total
 from fineweb_shards.watching.run_files import (
     EventLog,
@@ -56,11 +56,9 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, P
     history.begin_run()
     progress = Progress(EventLog(job.folder), None, history)
     progress.expect(Total(1000, exact=True), job.source.share_before)
-    page = ReportFunctions(
-        partial(write_report, FolderStore(job.folder)), partial(closing_lines, job.output.store), lambda: None
-    )
+    page = partial(write_report, FolderStore(job.folder)), partial(closing_lines, job.output.store)
     monitor = Monitor(
-        job.output, progress, ThreeWorkers(job.source, runs.encoder()), current_invocation("build it"), page
+        job.output, progress, ThreeWorkers(job.source, runs.encoder()), current_invocation("build it"), *page
     )
     return monitor, progress, job.folder
 

@@ -18,8 +18,7 @@ import pytest
 
 from fineweb_shards.events import Event
 from fineweb_shards.watching import screen
-from fineweb_shards.watching.progress import Progress
-from fineweb_shards.watching.run_files import EventLog, State
+from fineweb_shards.watching.run_files import State
 from tests.support import inline, runs
 from tests.support.documents import make_documents
 from tests.support.example_run import SNAPSHOT
@@ -228,51 +227,10 @@ def test_colours_are_honest() -> None:
     assert "\x1b[33m" not in in_terminal(80, NO_COLOR="1")
 
 
-@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"CI": "true"}], ids=str)
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"CI": "true"}, *NOTEBOOKS.values()], ids=str)
 def test_a_terminal_that_redraws_nothing_gets_lines(environment: dict[str, str]) -> None:
-    """A dumb terminal, and the log of a CI service, which keeps everything: no control characters, and nothing at all
-    for a redraw."""
+    """A dumb terminal, the log of a CI service, which keeps everything, and the cell of a notebook: no control
+    characters, and nothing at all for a redraw."""
     text = in_terminal(80, **environment).replace("\r\n", "\n")
     assert not CONTROL.search(text)
     assert text.splitlines() == ["worker 7 was killed; replaced", "the end"]
-
-
-@pytest.mark.parametrize("environment", NOTEBOOKS.values(), ids=NOTEBOOKS)
-def test_a_notebook_gets_one_line_that_is_rewritten(environment: dict[str, str]) -> None:
-    """It knows the carriage return and no other movement: every redraw covers the one before, and no line is left of
-    any."""
-    text = in_terminal(80, **environment).replace("\r\n", "\n")
-    assert "\x1b" not in text
-    *_, redraws = text.split("worker 7 was killed; replaced\n")
-    drawn = redraws.split("\r")
-    assert any("37%" in frame and "16.8k/s, 6 min left" in frame for frame in drawn)
-    assert any(frame.startswith("verify") for frame in drawn)
-    assert carriage_returns_done(text) == ["worker 7 was killed; replaced", "the end"]
-
-
-def carriage_returns_done(text: str) -> list[str]:
-    """What a notebook shows of a text: after a carriage return the line is written over from its start."""
-    shown = []
-    for line in text.removesuffix("\n").split("\n"):
-        cells = ""
-        for piece in line.split("\r"):
-            cells = piece + cells[len(piece) :]
-        shown.append(cells.rstrip())
-    return shown
-
-
-def test_a_wait_is_told_in_a_notebook(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On a line of its own, because the reason has no room in the one that is rewritten."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("JPY_PARENT_PID", "4711")
-    monkeypatch.setenv("COLUMNS", "120")
-    progress = Progress(EventLog(tmp_path), screen.choose_screen(quiet=False, as_json=False))
-    progress.screen.show(SNAPSHOT)
-    progress.set_wait("network", REASON)
-    progress.screen.show(replace(SNAPSHOT, state=State.WAITING, reason=REASON, seconds_left=None))
-    reason, bar = carriage_returns_done(capsys.readouterr().err)
-    assert reason == REASON
-    assert bar.startswith("total")
-    assert bar.endswith("3.71M of about 10M tokens, waiting")
