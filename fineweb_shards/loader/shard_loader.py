@@ -32,7 +32,7 @@ from fineweb_shards.errors import InputError
 from fineweb_shards.loader.order import Order, RowOrder, SequentialOrder
 from fineweb_shards.loader.shard_cache import DEFAULT_BYTES, ShardCache
 from fineweb_shards.loader.shards import FollowedShards, LoaderSettings, Shuffle, open_folder, open_shards
-from fineweb_shards.reading.token_file import DTYPES, split_location
+from fineweb_shards.reading.token_file import split_location
 
 
 class ShardLoader:
@@ -51,7 +51,6 @@ class ShardLoader:
         shuffle: Shuffle = "rows",
         align: Literal["document"] | None = None,
         eot: int | None = None,
-        dtype: str | None = None,
         follow: bool = False,
         patience_seconds: float = 600.0,
         cache_dir: str | Path | None = None,
@@ -62,8 +61,7 @@ class ShardLoader:
 
         `seed` shuffles, by `shuffle`: the rows of a shard, or its documents. With `align="document"` every row begins
         at a document; what is left of the last document in a row is skipped. `eot` is the token that separates
-        documents, if the manifest beside the shards does not say it and it is not GPT-2's; `dtype` (a name of NumPy's)
-        is how wide tokens without a header are, if there is no manifest.
+        documents, if the manifest beside the shards does not say it and it is not GPT-2's.
 
         With `follow=True` a build may still be running in the folder: `next_batch` waits for its next shard, and the
         first epoch ends when the build is complete. If no build has been running for `patience_seconds`, that is an
@@ -78,8 +76,6 @@ class ShardLoader:
             raise ValueError("batch_size, seq_len and world_size must be at least 1, and rank below world_size")
         if align not in (None, "document") or shuffle not in ("rows", "documents"):
             raise ValueError('align must be None or "document", and shuffle "rows" or "documents"')
-        if dtype is not None and dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         if shuffle == "documents" and seed is None:
             raise ValueError('shuffle="documents" needs a seed')
         if follow and not isinstance(shards, (str, Path)):
@@ -91,7 +87,7 @@ class ShardLoader:
         self._name = shards if isinstance(shards, (str, Path)) else split_location(shards[0])[0] if shards else ""
         cache = ShardCache(cache_dir, cache_bytes)
         if not follow:
-            self._shards = open_shards(shards, split, self._settings, DTYPES.get(dtype or ""), cache)
+            self._shards = open_shards(shards, split, self._settings, cache)
         else:
             folder = open_folder(self._name, cache)
             self._shards = FollowedShards(folder, split, self._settings, patience_seconds, cache)

@@ -37,7 +37,7 @@ from fineweb_shards.store.manifest import Manifest, parse_manifest
 from fineweb_shards.store.opening import READING_OUTAGE_SECONDS
 from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.retry import Clock
-from fineweb_shards.types import Dtype, Positions, ShardRecord
+from fineweb_shards.types import Positions, ShardRecord
 from fineweb_shards.units import show_number_of, show_seconds
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
@@ -119,7 +119,6 @@ def open_shards(
     shards: str | Path | Sequence[str | Path],
     split: str,
     settings: LoaderSettings,
-    dtype: Dtype | None,
     cache: ShardCache,
 ) -> Shards:
     """Open the files of a folder with `split` in their name, or these files. Those that are in a bucket are fetched
@@ -133,9 +132,9 @@ def open_shards(
                 names = [name for name in names if name in recorded]
         except OSError as error:
             raise InputError(f"{shards}: {error.strerror}.", "Name a folder of shards.") from error
-        found = list(_open_in(folder, names, dtype, cache))
+        found = list(_open_in(folder, names, cache))
     else:
-        found = _open_list(shards, dtype, cache)
+        found = _open_list(shards, cache)
     if not found:
         raise InputError(f"{shards}: there is no file of tokens with {split!r} in its name.", "Check the split.")
     if not settings.needs_documents:
@@ -165,21 +164,21 @@ def divide(shards: Iterable[Shard]) -> list[Shard]:
     return parts
 
 
-def _open_list(locations: Sequence[str | Path], dtype: Dtype | None, cache: ShardCache) -> list[Shard]:
+def _open_list(locations: Sequence[str | Path], cache: ShardCache) -> list[Shard]:
     """Open files by their paths or addresses, which may be in several folders."""
     names: dict[str, list[str]] = {}
     for location in locations:
         folder, name = split_location(location)
         names.setdefault(folder, []).append(name)
-    opened = {folder: _open_in(open_folder(folder, cache), names[folder], dtype, cache) for folder in names}
+    opened = {folder: _open_in(open_folder(folder, cache), names[folder], cache) for folder in names}
     return [next(opened[split_location(location)[0]]) for location in locations]
 
 
-def _open_in(folder: TokenFolder, names: Sequence[str], dtype: Dtype | None, cache: ShardCache) -> Iterator[Shard]:
+def _open_in(folder: TokenFolder, names: Sequence[str], cache: ShardCache) -> Iterator[Shard]:
     """Open files of a folder. Those in a bucket must be in our manifest: it has the hashes by which what is fetched is
     checked, and with thousands of shards it would take minutes to ask for the header of each."""
     if not folder.store.is_remote:
-        yield from map(Shard, open_files_in(folder, names, dtype))
+        yield from map(Shard, open_files_in(folder, names))
         return
     manifest = folder.manifest
     known = {file.name: file for file in list_files(manifest.shards)} if manifest else {}

@@ -234,28 +234,24 @@ def take_samples(store: Store, shard_format: ShardFormat, records: Sequence[Shar
 def _sample_at(
     store: Store, shard_format: ShardFormat, record: ShardRecord, place: int, is_last: bool
 ) -> Sample | None:
-    """Return the next document that begins after `place`, or else the last one that begins before it.
+    """Return the next document that begins after `place`; None if none does soon.
 
     Unless this is the last shard, the document may continue in the next one.
     """
     vocabulary = shard_format.vocabulary
-    first = max(0, place - _SEARCH_TOKENS)
-    tokens = read_tokens(store, shard_format, record, first, 2 * _SEARCH_TOKENS + 1 + _SHOWN_TOKENS)
-    after = vocabulary.find_eots(tokens[place - first :][:_SEARCH_TOKENS]) + (place - first)
-    before = vocabulary.find_eots(tokens[: place - first])
+    tokens = read_tokens(store, shard_format, record, place, _SEARCH_TOKENS + _SHOWN_TOKENS)
+    eots = vocabulary.find_eots(tokens[:_SEARCH_TOKENS])
     if place == 0 and not shard_format.layout.eot_first:
         start = 0
-    elif len(after) and after[0] + 1 < len(tokens):
-        start = int(after[0]) + 1
-    elif len(before):
-        start = int(before[-1]) + 1
+    elif len(eots) and eots[0] + 1 < len(tokens):
+        start = int(eots[0]) + 1
     else:
         return None
     shown = tokens[start : start + _SHOWN_TOKENS]
     ends = vocabulary.find_eots(shown)
     text = decode(shown[: ends[0]] if len(ends) else shown, vocabulary).decode("utf-8", "replace")
-    cut = not len(ends) and (first + start + _SHOWN_TOKENS < record.tokens or not is_last)
-    return Sample(record.name, first + start, cut_at_word(text) if cut else text, cut)
+    cut = not len(ends) and (place + start + _SHOWN_TOKENS < record.tokens or not is_last)
+    return Sample(record.name, place + start, cut_at_word(text) if cut else text, cut)
 
 
 def spell(token: int, vocabulary: Vocabulary) -> str:
