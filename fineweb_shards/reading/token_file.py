@@ -272,7 +272,7 @@ class _NoTokensError(Exception):
 
 
 def _refused(address: str, why: str) -> InputError:
-    return InputError(f"{address}: {why}.", "Name a .npy, .bin or .ds file of tokens, or a folder of them.")
+    return InputError(f"{address}: {why}.", "Name a file of tokens as docs/layouts.md lists them, or a folder of them.")
 
 
 def _read_start(folder: TokenFolder, name: str) -> tuple[bytes, int]:
