@@ -84,7 +84,7 @@ def test_what_is_no_whole_number_is_refused(text: str, words: str) -> None:
     ("text", "words"),
     [
         ("2GiBs", "unknown unit 'GiBs'; known are B, kB, MB, GB, TB, KiB, MiB, GiB, TiB"),
-        ("1,5GiB", "write 1.5GiB"),
+        ("1,5GiB", "'1,5GiB' is not a number"),
         ("0.3", "not a whole number"),
         ("much", "such as 2GiB, 500MB or 1048576"),
     ],
