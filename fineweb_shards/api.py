@@ -281,17 +281,17 @@ def status(folder: AnyPath) -> StatusResult:
 
 
 @overload
-def inspect(path: AnyPath, *, dtype: str | None = None) -> Inspection: ...
+def inspect(path: AnyPath) -> Inspection: ...
 @overload
-def inspect(path: AnyPath, *, document: int, dtype: str | None = None) -> Document: ...
+def inspect(path: AnyPath, *, document: int) -> Document: ...
 @overload
-def inspect(path: AnyPath, *, grep: str, dtype: str | None = None) -> tuple[Match, ...]: ...
+def inspect(path: AnyPath, *, grep: str) -> tuple[Match, ...]: ...
 def inspect(
-    path: AnyPath, *, document: int | None = None, grep: str | None = None, dtype: str | None = None
+    path: AnyPath, *, document: int | None = None, grep: str | None = None
 ) -> Inspection | Document | tuple[Match, ...]:
     """Return statistics of shards, a file or a folder of any trainer's; or one document; or all places where a text is
     found."""
-    words = ["inspect", fspath(path), *_flags({"document": document, "grep": grep, "dtype": dtype})]
+    words = ["inspect", fspath(path), *_flags({"document": document, "grep": grep})]
     if grep is not None:
         return tuple(_make(Match, match) for match in CommandProcess(words).run(_ignore))
     values = _run(words, quiet=True)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed
@@ -29,9 +29,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fineweb_shards.loader import ShardLoader
-from fineweb_shards.loader.shard_cache import DEFAULT_BYTES
-from fineweb_shards.loader.shard_loader import renamed_argument, torch_worker
-from fineweb_shards.loader.shards import Shuffle
+from fineweb_shards.loader.shard_loader import torch_worker
 
 
 class TensorBatch(NamedTuple):
@@ -59,49 +57,18 @@ class ShardDataset(IterableDataset):
         shards: str | Path | Sequence[str | Path],
         split: str = "train",
         *,
-        batch_size: int,
-        seq_len: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        seed: int | None = None,
-        shuffle: Shuffle = "rows",
-        align: Literal["document"] | None = None,
-        eot: int | None = None,
-        dtype: str | None = None,
-        follow: bool = False,
-        patience_seconds: float = 600.0,
-        cache_dir: str | Path | None = None,
-        cache_bytes: int = DEFAULT_BYTES,
-        length: int | None = None,
-        ranks: int | None = None,
+        **settings: Any,
     ) -> None:
-        """`length` and `ranks` are the old names of `seq_len` and `world_size`."""
-        seq_len = renamed_argument("length", length, seq_len)
-        world_size = renamed_argument("ranks", ranks, world_size)
+        """`settings` are the others of ShardLoader, `batch_size` and `seq_len` among them."""
         if (rank is None) != (world_size is None):
             raise ValueError("pass both rank and world_size, or neither")
         if rank is None or world_size is None:
             rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        self._loader = ShardLoader(
-            shards,
-            split,
-            batch_size=batch_size,
-            seq_len=seq_len,
-            rank=rank,
-            world_size=world_size,
-            seed=seed,
-            shuffle=shuffle,
-            align=align,
-            eot=eot,
-            dtype=dtype,
-            follow=follow,
-            patience_seconds=patience_seconds,
-            cache_dir=cache_dir,
-            cache_bytes=cache_bytes,
-            framework="torch",
-        )
+        self._loader = ShardLoader(shards, split, rank=rank, world_size=world_size, framework="torch", **settings)
         # Epoch and batch. In shared memory, because persistent workers are started only once and still must see the
         # next epoch.
         self._position = torch.zeros(2, dtype=torch.int64).share_memory_()

@@ -18,7 +18,6 @@ _LONG_TIMES = {"sec": 1, "m": 60, "hour": 3600, "hours": 3600, "day": 86400, "da
 _MOST_DIGITS = 30  # exact arithmetic with more would take long, and no count needs them
 _DIGITS = r"[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*"
 _NUMBER = re.compile(rf"((?:{_DIGITS})?(?:\.[0-9]*)?)(?:e([+-]?[0-9]+))?\s*([a-z%]*)", re.ASCII)
-_DECIMAL_COMMA = re.compile(r"-?[0-9]+,([0-9]+)\s*[a-z%]*", re.ASCII)
 
 
 def parse_count(text: str) -> int:
@@ -64,9 +63,6 @@ def _parse_number(text: str, examples: str) -> tuple[Fraction, str]:
     """Return the number as an exact fraction, and its unit in lower case."""
     plain = text.strip().lower()
     sign = -1 if plain.startswith("-") else 1
-    if (comma := _DECIMAL_COMMA.fullmatch(plain)) and len(comma[1]) != 3:
-        written = text.strip().replace(",", ".")
-        raise ValueError(f"{text!r} has a comma that groups no thousands; write {written}")
     match = _NUMBER.fullmatch(plain.removeprefix("-"))
     if not match or match[1] in ("", "."):
         raise ValueError(f"{text!r} is not a number such as {examples}")

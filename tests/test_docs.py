@@ -330,7 +330,6 @@ def test_the_wheel_holds_the_ranks_and_the_samples() -> None:
     assert data["tool"]["setuptools"]["package-data"]["fineweb_shards.configs"] == ["*.toml"]
     assert set(data["tool"]["setuptools"]["package-data"]["fineweb_shards.tokenizers"]) == {
         "gpt2.tiktoken",
-        "gpt2.splits",
         "NOTICE.md",
     }
     packages = {

@@ -20,7 +20,6 @@ from fineweb_shards.layouts.llm_c import HEADERS, LlmC
 from fineweb_shards.reading import inspection
 from fineweb_shards.reading.inspection import Match, Target, write_token_bytes
 from fineweb_shards.reading.statistics import TokenStatistics, bucket_range
-from fineweb_shards.reading.token_file import DTYPES
 from fineweb_shards.system.shell_commands import PROGRAM
 from fineweb_shards.system.terminal import printable, safe_text
 from fineweb_shards.tokenizers.references import decode
@@ -47,10 +46,6 @@ def add_inspect_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", metavar="N", type=as_argument(parse_count), help="with --random: the same one each time"
     )
-    parser.add_argument(
-        "--dtype", choices=[*DTYPES], metavar="{" + ",".join(DTYPES) + "}",
-        help="how wide tokens without a header are, where neither a manifest nor the name tells",
-    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
@@ -58,7 +53,7 @@ def run_inspect(options: argparse.Namespace) -> None:
     """Print statistics, one document, or the documents that contain a text; or write the tokens' bytes."""
     if options.grep == "":
         raise UsageError("--grep: there is nothing to look for.", f"See `{PROGRAM} inspect --help`.")
-    target = inspection.open_target(options.path, DTYPES.get(options.dtype or ""))
+    target = inspection.open_target(options.path)
     if options.token_bytes is not None:
         path, vocabulary = options.token_bytes, target.vocabulary
         write_token_bytes(path, vocabulary)

@@ -62,6 +62,8 @@ class Layout(ABC):
     file_name: ClassVar[str]  # with {split} and, unless it is one file, {number}
     pattern: ClassVar[str]  # regular expression of the names of its files and their sidecars
     opened_pattern: ClassVar[str] = ""  # of the names that the reader opens, if those are more
+    short_file_failure: ClassVar[str] = ""  # what the reader does with a file of less than `least_tokens`
+    short_file_remedy: ClassVar[str] = ""  # with {needed} and {tokens}, which the shortest file has
     missing_split_errors: ClassVar[dict[Split, str]] = {}  # the reader's message if a split has no file
 
     def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
@@ -106,7 +108,21 @@ class Layout(ABC):
 
         A split without any file is not reported here, but by run/output_text.py.
         """
-        return []
+        needed = self.least_tokens(gpus)
+        short = [file for file in files if file.tokens < needed]
+        if not short:
+            return []
+        shortest = min(short, key=lambda file: file.tokens)
+        have = "has" if len(short) == 1 else "have"
+        return [
+            f"{len(short):,} of {show_number_of(len(files), 'shard')} {have} fewer than the {needed:,} tokens that "
+            f"{self.name} needs on {show_number_of(gpus, 'GPU')} ({shortest.name}: {shortest.tokens:,}); "
+            f"{self.short_file_failure}. {self.short_file_remedy.format(needed=needed, tokens=shortest.tokens)}"
+        ]
+
+    def least_tokens(self, gpus: int) -> int:
+        """Return how many tokens the reader needs in every file with `gpus` GPUs."""
+        return 0
 
     def owns(self, name: str) -> bool:
         """Return whether a file name is one that `shard_name` can give, or that of a sidecar."""

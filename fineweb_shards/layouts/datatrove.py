@@ -14,8 +14,6 @@ from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, docu
 from fineweb_shards.types import Positions
 from fineweb_shards.vocabulary import Vocabulary
 
-METADATA_SUFFIX = ".metadata"
-
 
 class DocumentEnds(Sidecar):
     """The `.ds.index`: where each document ends, in tokens, as uint64."""
@@ -34,7 +32,7 @@ class Metadata(Sidecar):
     """The `.ds.metadata`: `tokenizer|bytes per token`, the number of tokens, and the same for people."""
 
     def name_for(self, shard_name: str) -> str:
-        return f"{shard_name}{METADATA_SUFFIX}"
+        return f"{shard_name}.metadata"
 
     def size_bytes(self, file: FileFacts) -> int:
         return len(_metadata(file))

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from fineweb_shards.layouts.base import Layout, SizedFile
-from fineweb_shards.layouts.build_nanogpt import short_shard_warnings
+from fineweb_shards.layouts.base import Layout
+from fineweb_shards.layouts.build_nanogpt import BATCH_LENGTH, BATCH_REMEDY, BATCH_ROWS
 from fineweb_shards.types import SPLITS, Dtype, Split
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -30,6 +30,9 @@ class LlmC(Layout):
     file_name = "edu_fineweb_{split}_{number}.bin"
     pattern = r"edu_fineweb_(val|train)_\d{6,}\.bin"
     opened_pattern = r"edu_fineweb_(val|train)_.*\.bin"  # what `loader_lines` tells the reader to open
+    # It checks all shards of both splits before training.
+    short_file_failure = "it would abort (Assertion `shard_ntok >= (int64_t) (num_processes * B * T + 1)' failed)"
+    short_file_remedy = BATCH_REMEDY
     missing_split_errors: ClassVar[dict[Split, str]] = dict.fromkeys(SPLITS, "Error: failed to glob pattern")
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
@@ -42,10 +45,8 @@ class LlmC(Layout):
             return [f"python train_llama3.py --input_bin {train} --input_val_bin {val}"]
         return [f"./train_gpt2cu -i {train} -j {val}"]
 
-    def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
-        # It checks all shards of both splits before training.
-        abort = "it would abort (Assertion `shard_ntok >= (int64_t) (num_processes * B * T + 1)' failed)"
-        return short_shard_warnings(files, gpus, self.name, abort)
+    def least_tokens(self, gpus: int) -> int:
+        return gpus * BATCH_ROWS * BATCH_LENGTH + 1
 
 
 def int_header(*values: int) -> bytes:

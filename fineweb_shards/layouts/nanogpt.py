@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import PurePath
 from typing import ClassVar
 
-from fineweb_shards.layouts.base import Layout, SizedFile, quote_string
+from fineweb_shards.layouts.base import Layout, quote_string
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.vocabulary import Vocabulary
@@ -27,6 +27,8 @@ class NanoGPT(Layout):
     widest_bytes = 2  # np.memmap(…, dtype=np.uint16) in its train.py
     file_name = "{split}.bin"
     pattern = r"(train|val)\.bin"
+    short_file_failure = "torch.randint would fail, which draws its windows"
+    short_file_remedy = "Set its block_size below {tokens:,}, choose --val-tokens {needed} or more, or take more input."
     missing_split_errors: ClassVar[dict[Split, str]] = {
         split: f"No such file or directory: {split}.bin" for split in SPLITS
     }
@@ -46,12 +48,5 @@ class NanoGPT(Layout):
             f"python train.py {shlex.quote(f'--dataset={dataset}')}",
         ]
 
-    def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
-        return [
-            f"{file.name} has {file.tokens:,} tokens; nanoGPT draws windows of block_size = "
-            f"{BLOCK_TOKENS:,} and needs {SHORTEST_TOKENS:,} (torch.randint would fail). Set "
-            f"its block_size below {file.tokens:,}, or choose "
-            + (f"--val-tokens {SHORTEST_TOKENS} or more." if file.split == "val" else "a larger input.")
-            for file in files
-            if file.tokens < SHORTEST_TOKENS
-        ]
+    def least_tokens(self, gpus: int) -> int:
+        return SHORTEST_TOKENS

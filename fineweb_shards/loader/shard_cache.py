@@ -1,9 +1,8 @@
 """Keep the shards of a bucket that a loader needs on this machine: fetched when their turn comes, checked.
 
-A file is fetched in pieces, when their tokens are read: the segments of our manifest, each with its SHA-256,
-or ranges of a certain size.
-A piece has its name in the cache when all of it is there and right, and the name holds that hash (or, without
-a manifest, the object's ETag): so a piece that was fetched earlier, or by another process, is only looked up.
+A file is fetched in pieces, when their tokens are read: the segments of our manifest. A piece has its name in the cache
+when all of it is there and right, and the name is the SHA-256 that the manifest has of it: so a piece that was fetched
+earlier, or by another process, is only looked up.
 
 Several processes may share a cache. Whoever fetches a piece holds a lock, and the others wait for it. Whoever reads one
 holds a shared lock on it as long as it is mapped, and what is locked is never deleted. All of them are freed by the
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import secrets
@@ -28,7 +26,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, InputError
+from fineweb_shards.errors import DamageError, DiskFullError, InputError
 from fineweb_shards.reading.token_file import TokenFile
 from fineweb_shards.reading.verify import fetch_range
 from fineweb_shards.storage.bucket_credentials import check_not_forked
@@ -37,7 +35,7 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import lock_file, try_lock, unlock
 from fineweb_shards.system.own_files import open_own
-from fineweb_shards.types import Tokens
+from fineweb_shards.types import ShardRecord, Tokens
 
 DEFAULT_BYTES = 20 * 10**9
 # What `_path` and `_download` name, and nothing else: the folder is the user's, and may hold other files.
@@ -45,30 +43,6 @@ _PIECE_NAME = re.compile(r"[0-9a-f]{64}\.tokens")
 _PART_NAME = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{8}\.part")
 _FEWEST_MAPPED = 2
 _LOCKS = 64  # a lock is for all pieces with the same remainder: so that no piece leaves a lock file
-
-
-@dataclass(frozen=True, slots=True)
-class ShardPiece:
-    """The bytes of a file from `begin` to `end`, which are fetched at once."""
-
-    store: Store
-    name: str
-    begin: int
-    end: int
-    sha256: str = ""  # empty if nobody has recorded it; then the ETag says which content is meant
-    etag: str = ""
-
-    @property
-    def size_bytes(self) -> int:
-        return self.end - self.begin
-
-    @property
-    def key(self) -> str:
-        """Its name in a cache, another one for other content."""
-        if self.sha256:
-            return self.sha256
-        identity = f"{self.store.location}/{self.name} {self.etag} {self.begin} {self.end}"
-        return hashlib.sha256(identity.encode()).hexdigest()
 
 
 class ShardCache:
@@ -79,46 +53,46 @@ class ShardCache:
         self.folder = cache_home() / "loader" if folder is None else Path(os.path.expanduser(folder))
         self.limit_bytes = limit_bytes
 
-    def map(self, piece: ShardPiece) -> NDArray[np.uint8]:
+    def map(self, store: Store, piece: ShardRecord) -> NDArray[np.uint8]:
         """Map a piece into memory; fetch it first if it is not here. It is not deleted as long as the array, or a part
         of it, exists."""
-        check_not_forked(piece.store.location)  # also if this piece is here: the next one may not be
+        check_not_forked(store.location)  # also if this piece is here: the next one may not be
         path = self._path(piece)
         while True:
-            self._fetch(piece)
+            self._fetch(store, piece)
             with contextlib.suppress(FileNotFoundError), open_own(path, "rb") as file:  # deleted right now
                 try_lock(file, shared=True)  # held by the array's own copy of the descriptor
                 os.utime(file.fileno() if os.utime in os.supports_fd else path)
                 return np.memmap(file, np.uint8, "r")
 
-    def fetch_ahead(self, piece: ShardPiece) -> None:
+    def fetch_ahead(self, store: Store, piece: ShardRecord) -> None:
         """Begin to fetch a piece in the background. If that fails, `map` will say so."""
         if not self._has(piece):
-            in_background(partial(self._fetch, piece))
+            in_background(partial(self._fetch, store, piece))
 
-    def _path(self, piece: ShardPiece) -> Path:
-        return self.folder / f"{piece.key}.tokens"
+    def _path(self, piece: ShardRecord) -> Path:
+        return self.folder / f"{piece.sha256}.tokens"
 
     def _lock_path(self, key: str) -> Path:
         return self.folder / f"lock-{int(key[:8], 16) % _LOCKS}"
 
-    def _has(self, piece: ShardPiece) -> bool:
+    def _has(self, piece: ShardRecord) -> bool:
         try:
             state = self._path(piece).lstat()
-            return stat.S_ISREG(state.st_mode) and state.st_size == piece.size_bytes
+            return stat.S_ISREG(state.st_mode) and state.st_size == piece.bytes
         except OSError:
             return False
 
-    def _fetch(self, piece: ShardPiece) -> None:
+    def _fetch(self, store: Store, piece: ShardRecord) -> None:
         """Make sure that a piece is here."""
         if self._has(piece):
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open_own(self._lock_path(piece.key), "a+b") as lock:
+            with open_own(self._lock_path(piece.sha256), "a+b") as lock:
                 lock_file(lock)
                 try:
-                    self._download(piece)
+                    self._download(store, piece)
                 finally:
                     unlock(lock)
         except OSError as error:
@@ -126,37 +100,31 @@ class ShardCache:
                 what = f"{error.filename or self.folder}: {error.strerror or error}."
                 raise InputError(what, "Choose another cache_dir.") from error
             raise DiskFullError(
-                f"{self.folder}: no space for {piece.size_bytes:,} bytes of {piece.name}.",
+                f"{self.folder}: no space for {piece.bytes:,} bytes of {piece.name}.",
                 "Free some space, or choose another cache_dir.",
             ) from error
 
-    def _download(self, piece: ShardPiece) -> None:
-        """Fetch a piece and check that it is the content that was meant. The caller holds its lock."""
+    def _download(self, store: Store, piece: ShardRecord) -> None:
+        """Fetch a piece and check its hash. The caller holds its lock."""
         if self._has(piece):  # another process has fetched it
             return
-        self._make_room(self.limit_bytes - piece.size_bytes)
-        part = self.folder / f"{piece.key}.{secrets.token_hex(4)}.part"
+        self._make_room(self.limit_bytes - piece.bytes)
+        part = self.folder / f"{piece.sha256}.{secrets.token_hex(4)}.part"
+        end = piece.offset + piece.bytes
         try:
             try:
-                digest = fetch_range(piece.store, piece.name, piece.begin, piece.end, part)
+                digest = fetch_range(store, piece.name, piece.offset, end, part)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 self._make_room(0)
-                digest = fetch_range(piece.store, piece.name, piece.begin, piece.end, part)
-            location = piece.store.location
-            if piece.sha256 and digest != piece.sha256:
+                digest = fetch_range(store, piece.name, piece.offset, end, part)
+            if digest != piece.sha256:
                 raise DamageError(
-                    f"{location}/{piece.name}: SHA-256 of bytes {piece.begin:,} to {piece.end:,} is "
+                    f"{store.location}/{piece.name}: SHA-256 of bytes {piece.offset:,} to {end:,} is "
                     f"{digest}, should be {piece.sha256}.",
-                    f"`fineweb-shards verify {location}` names all damaged files. If it was rebuilt, restart "
+                    f"`fineweb-shards verify {store.location}` names all damaged files. If it was rebuilt, restart "
                     "the training.",
-                )
-            found = None if piece.sha256 else piece.store.find(piece.name)
-            if not piece.sha256 and (found is None or found.etag != piece.etag):
-                raise ChangedError(
-                    f"{location}/{piece.name}: the object was replaced while it was being read.",
-                    "Restart the training, or restore the object.",
                 )
             os.replace(part, self._path(piece))
         finally:
@@ -199,9 +167,10 @@ def _remove_unlocked(path: Path, lock: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BucketPieces:
-    """The pieces of a file in a bucket, in order and without a gap, and where they are kept."""
+    """The segments of a file in a bucket, in order and without a gap, and where they are kept."""
 
-    pieces: tuple[ShardPiece, ...]
+    store: Store
+    pieces: tuple[ShardRecord, ...]
     cache: ShardCache
 
 
@@ -212,12 +181,13 @@ class PiecedTokens:
     """
 
     def __init__(self, file: TokenFile, bucket: BucketPieces) -> None:
-        self._file = file
+        self._file, self._store, self._cache = file, bucket.store, bucket.cache
         self._pieces = [
-            piece for piece in bucket.pieces if piece.begin < file.end_bytes and file.header_bytes < piece.end
+            piece
+            for piece in bucket.pieces
+            if piece.offset < file.end_bytes and file.header_bytes < piece.offset + piece.bytes
         ]
-        self._begins = [piece.begin for piece in self._pieces]
-        self._cache = bucket.cache
+        self._begins = [piece.offset for piece in self._pieces]
         self._mapped: dict[int, Tokens] = {}  # by the number of a piece; the last one was read last
 
     def __len__(self) -> int:
@@ -231,32 +201,29 @@ class PiecedTokens:
         begin, end = header + first * width, header + last * width
         parts = []
         for number in range(bisect_right(self._begins, begin) - 1, len(self._pieces)):
-            piece = self._pieces[number]
-            if piece.begin >= end:
+            if self._begins[number] >= end:
                 break
-            origin = max(piece.begin, header)
+            origin = max(self._begins[number], header)
             tokens = self._map(number)
-            parts.append(tokens[max(0, begin - origin) // width : (min(end, piece.end) - origin) // width])
+            parts.append(tokens[max(0, begin - origin) // width : (end - origin) // width])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def fetch_ahead(self, number: int = 0) -> None:
         """Begin to fetch a piece, if there is one of this number."""
         if number < len(self._pieces):
-            self._cache.fetch_ahead(self._pieces[number])
+            self._cache.fetch_ahead(self._store, self._pieces[number])
 
     def _map(self, number: int) -> Tokens:
         """Return the tokens of a piece; fetch the next one in the background if this one is new."""
         tokens = self._mapped.pop(number, None)
         if tokens is None:
             piece, header = self._pieces[number], self._file.header_bytes
-            data = self._cache.map(piece)[max(0, header - piece.begin) :]
-            dtype = self._file.dtype
-            tokens = data[: len(data) // dtype.itemsize * dtype.itemsize].view(dtype)
+            tokens = self._cache.map(self._store, piece)[max(0, header - piece.offset) :].view(self._file.dtype)
             self.fetch_ahead(number + 1)
         self._mapped[number] = tokens
-        mapped_bytes = sum(self._pieces[mapped].size_bytes for mapped in self._mapped)
+        mapped_bytes = sum(self._pieces[mapped].bytes for mapped in self._mapped)
         while len(self._mapped) > _FEWEST_MAPPED and mapped_bytes > self._cache.limit_bytes // 4:
             first = next(iter(self._mapped))
-            mapped_bytes -= self._pieces[first].size_bytes
+            mapped_bytes -= self._pieces[first].bytes
             del self._mapped[first]
         return tokens

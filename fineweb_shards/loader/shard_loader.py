@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -33,12 +32,7 @@ from fineweb_shards.errors import InputError
 from fineweb_shards.loader.order import Order, RowOrder, SequentialOrder
 from fineweb_shards.loader.shard_cache import DEFAULT_BYTES, ShardCache
 from fineweb_shards.loader.shards import FollowedShards, LoaderSettings, Shuffle, open_folder, open_shards
-from fineweb_shards.reading.token_file import DTYPES, split_location
-
-# What a state that was saved before there were these settings has for them.
-_DEFAULTS: dict[str, Any] = {"align": None, "shuffle": "rows", "follow": False, "eot": None}
-# What settings were called in earlier versions, whose states are still read.
-_OLD_NAMES = {"length": "seq_len", "ranks": "world_size"}
+from fineweb_shards.reading.token_file import split_location
 
 
 class ShardLoader:
@@ -50,28 +44,24 @@ class ShardLoader:
         split: str = "train",
         *,
         batch_size: int,
-        seq_len: int | None = None,
+        seq_len: int,
         rank: int = 0,
-        world_size: int | None = None,
+        world_size: int = 1,
         seed: int | None = None,
         shuffle: Shuffle = "rows",
         align: Literal["document"] | None = None,
         eot: int | None = None,
-        dtype: str | None = None,
         follow: bool = False,
         patience_seconds: float = 600.0,
         cache_dir: str | Path | None = None,
         cache_bytes: int = DEFAULT_BYTES,
         framework: Literal["auto", "numpy", "torch"] = "auto",
-        length: int | None = None,
-        ranks: int | None = None,
     ) -> None:
         """Open the shards: all files with `split` in their name if `shards` is a folder, else these files.
 
         `seed` shuffles, by `shuffle`: the rows of a shard, or its documents. With `align="document"` every row begins
         at a document; what is left of the last document in a row is skipped. `eot` is the token that separates
-        documents, if the manifest beside the shards does not say it and it is not GPT-2's; `dtype` (a name of NumPy's)
-        is how wide tokens without a header are, if there is no manifest.
+        documents, if the manifest beside the shards does not say it and it is not GPT-2's.
 
         With `follow=True` a build may still be running in the folder: `next_batch` waits for its next shard, and the
         first epoch ends when the build is complete. If no build has been running for `patience_seconds`, that is an
@@ -81,20 +71,11 @@ class ShardLoader:
         default in the user's cache folder) when its turn comes, the next one ahead of time, and checked. Of what is not
         being read, up to `cache_bytes` in all are kept there. Processes may share it. All of a shard that is shuffled
         has to fit.
-
-        `length` and `ranks` are the old names of `seq_len` and `world_size`.
         """
-        seq_len = renamed_argument("length", length, seq_len)
-        world_size = renamed_argument("ranks", ranks, world_size)
-        world_size = 1 if world_size is None else world_size
-        if seq_len is None:
-            raise TypeError("seq_len is missing: how many tokens a row has")
         if min(batch_size, seq_len, world_size) < 1 or not 0 <= rank < world_size:
             raise ValueError("batch_size, seq_len and world_size must be at least 1, and rank below world_size")
         if align not in (None, "document") or shuffle not in ("rows", "documents"):
             raise ValueError('align must be None or "document", and shuffle "rows" or "documents"')
-        if dtype is not None and dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         if shuffle == "documents" and seed is None:
             raise ValueError('shuffle="documents" needs a seed')
         if follow and not isinstance(shards, (str, Path)):
@@ -106,7 +87,7 @@ class ShardLoader:
         self._name = shards if isinstance(shards, (str, Path)) else split_location(shards[0])[0] if shards else ""
         cache = ShardCache(cache_dir, cache_bytes)
         if not follow:
-            self._shards = open_shards(shards, split, self._settings, DTYPES.get(dtype or ""), cache)
+            self._shards = open_shards(shards, split, self._settings, cache)
         else:
             folder = open_folder(self._name, cache)
             self._shards = FollowedShards(folder, split, self._settings, patience_seconds, cache)
@@ -118,15 +99,6 @@ class ShardLoader:
         if not follow:
             self._check_not_empty(0)
 
-    @property
-    def batches_per_epoch(self) -> int:
-        """The number of batches that every rank gets in the current pass over the shards.
-
-        Rows that begin at a document have to be counted: the first time, all shards are searched for documents. If
-        documents are shuffled, too, every epoch has a few more or fewer.
-        """
-        return self.count_batches(self._epoch)
-
     def count_batches(self, epoch: int) -> int:
         """Return the number of batches of an epoch; TypeError (as `len` has it) while a build is followed."""
         if not self._shards.complete:
@@ -134,7 +106,12 @@ class ShardLoader:
         return self._order.count(epoch)
 
     def __len__(self) -> int:
-        return self.batches_per_epoch
+        """Return the number of batches that every rank gets in the current pass over the shards.
+
+        Rows that begin at a document have to be counted: the first time, all shards are searched for documents. If
+        documents are shuffled, too, every epoch has a few more or fewer.
+        """
+        return self.count_batches(self._epoch)
 
     @property
     def epoch(self) -> int:
@@ -206,7 +183,6 @@ class ShardLoader:
         With a seed or `align`, another world_size is accepted if world_size x batch_size is the same: a step of all
         ranks then has the same rows.
         """
-        state = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
         known = len(self._shards.known)
         # A build that is followed may have made more shards since, or this rank has not looked yet.
         shards = int(state.get("shard_count", known)) if self._settings.follow else known
@@ -216,13 +192,9 @@ class ShardLoader:
         if self._order.any_world_size and total == here["world_size"] * here["batch_size"]:
             del here["world_size"], here["batch_size"]
         for name, value in here.items():
-            saved = state.get(name, _DEFAULTS.get(name))
-            if saved != value:
+            if (saved := state.get(name)) != value:
                 raise ValueError(f"the state was saved with {name} = {saved!r}, here it is {value!r}")
-        if "batches" in state:  # an earlier version counted them over all epochs
-            self._epoch, self._number = divmod(int(state["batches"]), self.batches_per_epoch)
-        else:
-            self._epoch, self._number = int(state["epoch"]), int(state["batch"])
+        self._epoch, self._number = int(state["epoch"]), int(state["batch"])
 
     def _digest(self, shards: int) -> str:
         """Return a hash of the names and lengths of the first shards."""
@@ -250,17 +222,6 @@ class ShardLoader:
                 f"for each of {settings.world_size} ranks.",
                 "Choose a smaller batch_size or seq_len.",
             )
-
-
-def renamed_argument(old_name: str, old: int | None, new: int | None) -> int | None:
-    """Return an argument of the caller that has a new name; with a warning if it came by the old one."""
-    if old is None:
-        return new
-    new_name = _OLD_NAMES[old_name]
-    if new is not None:
-        raise TypeError(f"{old_name} is the old name of {new_name}: pass {new_name} alone")
-    warnings.warn(f"{old_name} is deprecated: pass {new_name}", DeprecationWarning, stacklevel=3)
-    return old
 
 
 def torch_worker() -> tuple[int, int]:

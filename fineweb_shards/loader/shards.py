@@ -16,7 +16,7 @@ from typing import Literal
 
 from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.loader.shard_cache import BucketPieces, PiecedTokens, ShardCache, ShardPiece
+from fineweb_shards.loader.shard_cache import BucketPieces, PiecedTokens, ShardCache
 from fineweb_shards.reading.token_file import (
     TokenFile,
     TokenFolder,
@@ -37,13 +37,12 @@ from fineweb_shards.store.manifest import Manifest, parse_manifest
 from fineweb_shards.store.opening import READING_OUTAGE_SECONDS
 from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.retry import Clock
-from fineweb_shards.types import Dtype, Positions, ShardRecord
+from fineweb_shards.types import Positions, ShardRecord
 from fineweb_shards.units import show_number_of, show_seconds
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 # Where documents are looked up, their positions are kept in memory: a larger file counts as several shards.
 MOST_TOKENS = 2**27
-_PIECE_BYTES = 2**28  # of a file in a bucket that no manifest divides
 _FIRST_PAUSE_SECONDS = 0.05
 _FIRST_REMOTE_PAUSE_SECONDS = 1.0  # every look at a bucket is two requests
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -120,7 +119,6 @@ def open_shards(
     shards: str | Path | Sequence[str | Path],
     split: str,
     settings: LoaderSettings,
-    dtype: Dtype | None,
     cache: ShardCache,
 ) -> Shards:
     """Open the files of a folder with `split` in their name, or these files. Those that are in a bucket are fetched
@@ -129,11 +127,14 @@ def open_shards(
         folder = open_folder(shards, cache)
         try:
             names = token_names(folder, split)
+            if folder.store.is_remote and folder.manifest:  # without those that a running build is about to record
+                recorded = {record.name for record in folder.manifest.shards}
+                names = [name for name in names if name in recorded]
         except OSError as error:
             raise InputError(f"{shards}: {error.strerror}.", "Name a folder of shards.") from error
-        found = list(_open_in(folder, names, dtype, cache))
+        found = list(_open_in(folder, names, cache))
     else:
-        found = _open_list(shards, dtype, cache)
+        found = _open_list(shards, cache)
     if not found:
         raise InputError(f"{shards}: there is no file of tokens with {split!r} in its name.", "Check the split.")
     if not settings.needs_documents:
@@ -163,59 +164,44 @@ def divide(shards: Iterable[Shard]) -> list[Shard]:
     return parts
 
 
-def _open_list(locations: Sequence[str | Path], dtype: Dtype | None, cache: ShardCache) -> list[Shard]:
+def _open_list(locations: Sequence[str | Path], cache: ShardCache) -> list[Shard]:
     """Open files by their paths or addresses, which may be in several folders."""
     names: dict[str, list[str]] = {}
     for location in locations:
         folder, name = split_location(location)
         names.setdefault(folder, []).append(name)
-    opened = {folder: _open_in(open_folder(folder, cache), names[folder], dtype, cache) for folder in names}
+    opened = {folder: _open_in(open_folder(folder, cache), names[folder], cache) for folder in names}
     return [next(opened[split_location(location)[0]]) for location in locations]
 
 
-def _open_in(folder: TokenFolder, names: Sequence[str], dtype: Dtype | None, cache: ShardCache) -> Iterator[Shard]:
-    """Open files of a folder. What the manifest of one in a bucket says of them need not be asked: with thousands of
-    shards that would take minutes."""
+def _open_in(folder: TokenFolder, names: Sequence[str], cache: ShardCache) -> Iterator[Shard]:
+    """Open files of a folder. Those in a bucket must be in our manifest: it has the hashes by which what is fetched is
+    checked, and with thousands of shards it would take minutes to ask for the header of each."""
     if not folder.store.is_remote:
-        yield from map(Shard, open_files_in(folder, names, dtype))
+        yield from map(Shard, open_files_in(folder, names))
         return
-    manifest, store = folder.manifest, folder.store
+    manifest = folder.manifest
     known = {file.name: file for file in list_files(manifest.shards)} if manifest else {}
-    found = store.find_all(names) if manifest else {}
-    whole = {
-        name
-        for name, file in found.items()
-        if name in known and file.named and file.size_bytes == known[name].end_bytes
-    }
-    other = [name for name in names if name not in whole]
-    opened = dict(zip(other, open_files_in(folder, other, dtype), strict=True))
     for name in names:
-        if manifest is not None and name in whole:
-            yield _recorded_shard(folder, manifest.shard_format, known[name].segments, cache)
-            continue
-        file, now = opened[name], store.find(name)
-        etag = now.etag if now else ""
-        pieces = (
-            ShardPiece(store, name, begin, min(begin + _PIECE_BYTES, file.end_bytes), etag=etag)
-            for begin in range(file.header_bytes, file.end_bytes, _PIECE_BYTES)
-        )
-        yield Shard(file, bucket=BucketPieces(tuple(pieces), cache))
+        if manifest is None or name not in known:
+            raise InputError(
+                f"{folder.address(name)}: no manifest of a build names it, with a hash by which it could be checked.",
+                "Copy the files to this machine: there a loader takes those of any program.",
+            )
+        yield _recorded_shard(folder, manifest.shard_format, known[name].segments, cache)
 
 
 def _recorded_shard(
     folder: TokenFolder, shard_format: ShardFormat, records: Sequence[ShardRecord], cache: ShardCache
 ) -> Shard:
-    """Return segments of a file, which follow each other; in a bucket each is a piece with its hash."""
+    """Return segments of a file, which follow each other."""
     first, store = records[0], folder.store
     begin = max(first.offset, shard_format.header_bytes)
     tokens = sum(record.tokens for record in records)
     file = TokenFile(folder, first.name, shard_format.layout.name, begin, tokens, shard_format.read_dtype)
     if not store.is_remote:
         return Shard(file)
-    pieces = (
-        ShardPiece(store, record.name, record.offset, record.offset + record.bytes, record.sha256) for record in records
-    )
-    return Shard(file, bucket=BucketPieces(tuple(pieces), cache))
+    return Shard(file, bucket=BucketPieces(store, tuple(records), cache))
 
 
 def _with_vocabulary(shard: Shard, eot: int | None) -> Shard:

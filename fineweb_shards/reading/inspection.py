@@ -25,7 +25,7 @@ from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.own_files import ForeignFileError, read_file
 from fineweb_shards.tokenizers.references import BOUNDARY, decode, load_token_bytes
-from fineweb_shards.types import Dtype, Tokens
+from fineweb_shards.types import Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 _CONTEXT_BYTES = 80
@@ -62,22 +62,19 @@ class Match:
     after: str
 
 
-def open_target(location: str | Path, dtype: Dtype | None = None) -> Target:
-    """Open a file or a folder; of a folder, the files of its manifest, or else all token files.
-
-    `dtype` is how wide tokens without a header are, if nothing else says so.
-    """
+def open_target(location: str | Path) -> Target:
+    """Open a file or a folder; of a folder, the files of its manifest, or else all token files."""
     vocabulary = GPT2
     # In a bucket, what is no object is a folder.
     is_file = is_object(location) if token_file.is_address(location) else not Path(location).is_dir()
     if is_file:
-        files = [token_file.open_token_file(location, dtype)]
+        files = [token_file.open_token_file(location)]
         with contextlib.suppress(DamageError, ChangedError):  # of the manifest beside it
             vocabulary = token_file.vocabulary_beside(files[0]) or GPT2
     else:
         folder = token_file.open_folder(location)
         if folder.manifest is None:
-            files = token_file.open_files_in(folder, token_file.token_names(folder), dtype)
+            files = token_file.open_files_in(folder, token_file.token_names(folder))
         else:
             vocabulary = folder.manifest.vocabulary
             found = folder.store.find_all([file.name for file in list_files(folder.manifest.shards)])

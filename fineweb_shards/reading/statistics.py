@@ -4,21 +4,14 @@ A `TokenStatistics` describes a segment of a stream. The sum of two adjacent one
 if a document spans them: each keeps how many tokens it has before its first EOT and after its last. So shards can be
 counted separately, in any number of processes, and then be added.
 
-For the report, counting every token would cost the parent 3 ns each, so only the beginning of a large shard is counted,
-a hundredth of 100M tokens. The result is kept in `.fineweb-shards/statistics.bin`, which covers the first shards of the
-manifest; shards that it lacks, or that have changed, are counted when a report is made. It has a checksum and
-compressed numbers, whose length follows from the vocabulary: everything in it is checked, and a damaged file is
-ignored.
+The report shows a bounded sample: counting every token would cost the parent 3 ns each, and it is made once a minute,
+perhaps of shards in a bucket.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +19,6 @@ from numpy.typing import NDArray
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.durable import write_quickly
-from fineweb_shards.system.own_files import SMALL_BYTES, WORK_FOLDER, read_file
 from fineweb_shards.system.terminal import cut_at_word
 from fineweb_shards.tokenizers.references import decode, load_token_bytes
 from fineweb_shards.types import ShardRecord, Tokens
@@ -35,12 +26,8 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 Counted = NDArray[np.int64]
 BUCKETS = 48  # of the histogram of document lengths: 0, 1, 2 to 3, 4 to 7 … tokens
-FILE_NAME = "statistics.bin"
-SAMPLE_TOKENS = 2**20  # more do not fit the processor's caches and take ten times as long
-_FORMAT = 2
-_NUMBERS = 8
-_DIGEST_BYTES = 32
-_LARGEST_NUMBER = 2**50  # sums of such numbers fit into 64 bits
+SAMPLE_TOKENS = 2**18  # of a shard
+_SAMPLED_SHARDS = 32
 _SEARCH_TOKENS = 2**18  # how far to search for the beginning of a document
 _SHOWN_TOKENS = 250
 
@@ -186,95 +173,36 @@ def read_tokens(store: Store, shard_format: ShardFormat, record: ShardRecord, be
 
 @dataclass(frozen=True, slots=True)
 class FolderStatistics:
-    """Statistics of the first `shards` records of a folder; if `whole`, of all their tokens."""
+    """Statistics of a sample of a folder's tokens; if `whole`, of all of them."""
 
     statistics: TokenStatistics = field(default_factory=lambda: empty_statistics(GPT2))
-    shards: int = 0
     whole: bool = True
-    digest: str = ""  # of the hashes of these records, to notice a shard that has changed
 
-    def add(self, store: Store, shard_format: ShardFormat, record: ShardRecord, *, in_order: bool) -> FolderStatistics:
-        """Return the statistics with the next record of the manifest added.
 
-        `in_order` says that the records follow one another in the stream, so that documents may span them.
-        """
-        tokens = read_tokens(store, shard_format, record, 0, SAMPLE_TOKENS)
-        figures, counted = self.statistics, count_tokens(tokens, shard_format.vocabulary)
-        whole = self.whole and record.tokens <= SAMPLE_TOKENS
-        both = figures + counted
+def count_sample(
+    store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], *, in_order: bool
+) -> FolderStatistics:
+    """Count the beginnings of shards that are spread evenly over a folder.
+
+    `in_order` says that the records follow one another in the stream, so that documents may span them.
+    """
+    step = max(1, -(-len(records) // _SAMPLED_SHARDS))
+    total = empty_statistics(shard_format.vocabulary)
+    whole = True
+    for record in records[::step]:
+        counted = count_tokens(read_tokens(store, shard_format, record, 0, SAMPLE_TOKENS), shard_format.vocabulary)
+        whole = whole and step == 1 and record.tokens <= SAMPLE_TOKENS
+        both = total + counted
         if not (whole and in_order):  # tokens between the two were left out, so a document that spans them is
             both = replace(
                 both,
-                head_tokens=figures.head_tokens,
-                tail_tokens=figures.tail_tokens,
-                lengths=figures.lengths + counted.lengths,
-                longest=max(figures.longest, counted.longest),
+                head_tokens=total.head_tokens,
+                tail_tokens=total.tail_tokens,
+                lengths=total.lengths + counted.lengths,
+                longest=max(total.longest, counted.longest),
             )
-        return FolderStatistics(both, self.shards + 1, whole, _next_digest(self.digest, record))
-
-    def fits(self, records: Sequence[ShardRecord]) -> bool:
-        """Return whether these statistics are those of the first of these records."""
-        digest = ""
-        for record in records[: self.shards]:
-            digest = _next_digest(digest, record)
-        return len(records) >= self.shards and digest == self.digest
-
-    def save(self, folder: Path) -> None:
-        """Replace the folder's file. It need not be durable: what is lost is counted again."""
-        figures = self.statistics
-        numbers = [
-            _FORMAT, self.shards, self.whole, figures.tokens, figures.boundaries, figures.head_tokens,
-            figures.tail_tokens, figures.longest,
-        ]  # fmt: skip
-        values = np.concatenate([np.array(numbers), figures.lengths, figures.frequencies])
-        digest = bytes.fromhex(self.digest).ljust(_DIGEST_BYTES, b"\0")
-        content = zlib.compress(digest + values.astype("<i8").tobytes(), 1)
-        write_quickly(folder / WORK_FOLDER / FILE_NAME, hashlib.sha256(content).digest() + content)
-
-
-def load_folder_statistics(folder: Path, vocabulary: Vocabulary) -> FolderStatistics:
-    """Load the folder's statistics; return empty ones if there are none, or if they are damaged."""
-    nothing = FolderStatistics(empty_statistics(vocabulary))
-    size_bytes = _DIGEST_BYTES + 8 * (_NUMBERS + BUCKETS + len(nothing.statistics.frequencies))
-    try:
-        # Compressed it may be a little longer, but never by as much.
-        data = read_file(folder / WORK_FOLDER / FILE_NAME, size_bytes + SMALL_BYTES)
-        checksum, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-        if hashlib.sha256(content).digest() != checksum:
-            return nothing
-        # One more byte than expected is enough to see that the length is wrong.
-        values = zlib.decompressobj().decompress(content, size_bytes + 1)
-    except (OSError, zlib.error):
-        return nothing
-    if len(values) != size_bytes:
-        return nothing
-    figures = np.frombuffer(values, "<i8", offset=_DIGEST_BYTES).astype(np.int64)
-    if int(figures.min()) < 0 or int(figures.max()) > _LARGEST_NUMBER or figures[0] != _FORMAT:
-        return nothing
-    shards, whole, tokens, boundaries, head, tail, longest = map(int, figures[1:_NUMBERS])
-    lengths, frequencies = np.split(figures[_NUMBERS:], [BUCKETS])
-    statistics = TokenStatistics(vocabulary, tokens, boundaries, head, tail, lengths, longest, frequencies)
-    return FolderStatistics(statistics, shards, bool(whole), values[:_DIGEST_BYTES].hex() if shards else "")
-
-
-def complete_folder_statistics(
-    store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], *, in_order: bool
-) -> FolderStatistics:
-    """Load the folder's statistics, count the records that they lack, and save the result."""
-    figures = load_folder_statistics(store.folder, shard_format.vocabulary)
-    if not figures.fits(records):
-        figures = FolderStatistics(empty_statistics(shard_format.vocabulary))
-    missing = records[figures.shards :]
-    for record in missing:
-        figures = figures.add(store, shard_format, record, in_order=in_order)
-    if missing:
-        with contextlib.suppress(OSError):  # a full disk or a read-only folder: counted again next time
-            figures.save(store.folder)
-    return figures
-
-
-def _next_digest(digest: str, record: ShardRecord) -> str:
-    return hashlib.sha256(f"{digest}{record.sha256}".encode()).hexdigest()
+        total = both
+    return FolderStatistics(total, whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,28 +234,24 @@ def take_samples(store: Store, shard_format: ShardFormat, records: Sequence[Shar
 def _sample_at(
     store: Store, shard_format: ShardFormat, record: ShardRecord, place: int, is_last: bool
 ) -> Sample | None:
-    """Return the next document that begins after `place`, or else the last one that begins before it.
+    """Return the next document that begins after `place`; None if none does soon.
 
     Unless this is the last shard, the document may continue in the next one.
     """
     vocabulary = shard_format.vocabulary
-    first = max(0, place - _SEARCH_TOKENS)
-    tokens = read_tokens(store, shard_format, record, first, 2 * _SEARCH_TOKENS + 1 + _SHOWN_TOKENS)
-    after = vocabulary.find_eots(tokens[place - first :][:_SEARCH_TOKENS]) + (place - first)
-    before = vocabulary.find_eots(tokens[: place - first])
+    tokens = read_tokens(store, shard_format, record, place, _SEARCH_TOKENS + _SHOWN_TOKENS)
+    eots = vocabulary.find_eots(tokens[:_SEARCH_TOKENS])
     if place == 0 and not shard_format.layout.eot_first:
         start = 0
-    elif len(after) and after[0] + 1 < len(tokens):
-        start = int(after[0]) + 1
-    elif len(before):
-        start = int(before[-1]) + 1
+    elif len(eots) and eots[0] + 1 < len(tokens):
+        start = int(eots[0]) + 1
     else:
         return None
     shown = tokens[start : start + _SHOWN_TOKENS]
     ends = vocabulary.find_eots(shown)
     text = decode(shown[: ends[0]] if len(ends) else shown, vocabulary).decode("utf-8", "replace")
-    cut = not len(ends) and (first + start + _SHOWN_TOKENS < record.tokens or not is_last)
-    return Sample(record.name, first + start, cut_at_word(text) if cut else text, cut)
+    cut = not len(ends) and (place + start + _SHOWN_TOKENS < record.tokens or not is_last)
+    return Sample(record.name, place + start, cut_at_word(text) if cut else text, cut)
 
 
 def spell(token: int, vocabulary: Vocabulary) -> str:

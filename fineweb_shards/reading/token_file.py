@@ -2,10 +2,8 @@
 layout, or bare tokens; and find where documents begin in them.
 
 Nothing in the file is trusted. A header must fit the file's length before tokens are read or mapped, and no pickle is
-ever loaded. A file without a known header counts as bare tokens only if the caller says how wide they are, if it has
-the name of such a layout, or begins with tokens of the vocabulary: a header must never be read as tokens. Otherwise
-what is beside the file in its folder says how wide they are (our manifest, or datatrove's metadata), or its name; a
-`.bin` that nothing is known of holds GPT-2's.
+ever loaded. A file without a known header counts as bare tokens only if it has the name of such a layout: a header must
+never be read as tokens. How wide they are says our manifest beside it; without one, a `.bin` holds GPT-2's.
 
 Documents are found by the EOTs. If EOT comes after documents, the first token of a file begins a document only if the
 file before it ended with an EOT, or if there is none before it.
@@ -26,7 +24,6 @@ from fineweb_shards.errors import InputError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS, automodel
 from fineweb_shards.layouts.base import Layout, ShardFormat
-from fineweb_shards.layouts.datatrove import METADATA_SUFFIX, Datatrove
 from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS, LlmC
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.store.folder_store import FolderStore
@@ -39,24 +36,12 @@ from fineweb_shards.types import Dtype, Positions, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary, unsigned_dtype
 
 SUFFIXES = {layout.suffix for layout in LAYOUTS.values()}
-DTYPES = {unsigned_dtype(width_bytes).name: unsigned_dtype(width_bytes) for width_bytes in HEADERS}
 BLOCK_TOKENS = 2**20
 _NPY_MAGIC = b"\x93NUMPY"
-_NPY_DTYPES = {dtype.str: dtype for dtype in DTYPES.values()}
-_ROW = "a row of " + " or ".join(DTYPES)
+_NPY_DTYPES = {unsigned_dtype(width_bytes).str: unsigned_dtype(width_bytes) for width_bytes in HEADERS}
+_ROW = "a row of uint16 or uint32"
 _LONGEST_NPY_HEADER = 4096
-_START_BYTES = 8192  # checked at the beginning of a file, which may have an unknown header
-_OTHER_FORMATS = {  # first bytes of other formats, some of which could pass for tokens
-    (20240522).to_bytes(4, "little"): "is an evaluation file of llm.c",
-    (20240326).to_bytes(4, "little"): "is a model of llm.c",
-    b"MMIDIDX\0\0": "is an index of Megatron; name the .bin beside it",
-    b"PAR1": "is a parquet file",
-    b"PK\3\4": "is a zip archive",
-    b"\x1f\x8b": "is compressed (gzip)",
-    b"\x28\xb5\x2f\xfd": "is compressed (zstd)",
-    b"\x89HDF": "is an HDF5 file",
-    b"GGUF": "is a GGUF model",
-}
+_START_BYTES = 8192  # of a file, with its header
 _REQUESTS_AT_ONCE = 16
 _Contents = tuple[str, int, int, Dtype]  # the last four fields of a TokenFile
 
@@ -179,40 +164,31 @@ class TokenFile:
         return len(last) > 0 and int(last[0]) != vocabulary.eot
 
 
-def open_token_file(location: str | Path, dtype: Dtype | None = None) -> TokenFile:
+def open_token_file(location: str | Path) -> TokenFile:
     """Open a file by its path or its address. Raises InputError like `open_file_in`."""
     folder, name = split_location(location)
-    return open_file_in(open_folder(folder), name, dtype)
+    return open_file_in(open_folder(folder), name)
 
 
-def open_file_in(folder: TokenFolder, name: str, dtype: Dtype | None = None) -> TokenFile:
-    """Find out a file's kind and number of tokens; InputError if it is not a file of tokens.
-
-    `dtype` is how wide its tokens are if they have no header, whatever its name; a header must say the same.
-    """
+def open_file_in(folder: TokenFolder, name: str) -> TokenFile:
+    """Find out a file's kind and number of tokens; InputError if it is not a file of tokens."""
     address = folder.address(name)
     try:
         start, size = _read_start(folder, name)
-        contents = _parse_header(start, size) or _find_bare_tokens(folder, name, start, size, dtype)
+        contents = _parse_header(start, size) or _find_bare_tokens(folder, name, start, size)
     except _NoTokensError as error:
         raise _refused(address, str(error)) from error
     except OSError as error:
         raise _refused(address, error.strerror or str(error)) from error
-    file = TokenFile(folder, name, *contents)
-    if dtype is not None and file.dtype != dtype:
-        raise InputError(
-            f"{address}: its header or manifest says {file.dtype.name}, not {dtype.name}.",
-            "Leave out the dtype.",
-        )
-    return file
+    return TokenFile(folder, name, *contents)
 
 
-def open_files_in(folder: TokenFolder, names: Iterable[str], dtype: Dtype | None = None) -> list[TokenFile]:
+def open_files_in(folder: TokenFolder, names: Iterable[str]) -> list[TokenFile]:
     """Open several files of a folder, in this order."""
     if not folder.store.is_remote:
-        return [open_file_in(folder, name, dtype) for name in names]
+        return [open_file_in(folder, name) for name in names]
     # Each takes a few requests.
-    return list(map_in_background(lambda name: open_file_in(folder, name, dtype), names, _REQUESTS_AT_ONCE))
+    return list(map_in_background(lambda name: open_file_in(folder, name), names, _REQUESTS_AT_ONCE))
 
 
 def token_names(folder: TokenFolder, split: str = "") -> list[str]:
@@ -240,9 +216,10 @@ def vocabulary_beside(file: TokenFile) -> Vocabulary | None:
 
 
 def has_eot_first(file: TokenFile) -> bool:
-    """Return whether EOT comes before documents, judged by the file's name, or else by its kind."""
+    """Return whether EOT comes before documents, judged by the file's name. Without a layout's name it has a header:
+    those that are known have EOT first."""
     layout = _layout_of(file.name)
-    return layout.eot_first if layout else file.kind != "raw"
+    return layout is None or layout.eot_first
 
 
 class TokenSequence(Protocol):
@@ -281,7 +258,7 @@ def file_before(file: TokenFile) -> TokenFile | None:
     for name in (f"{stem}{before}", f"{stem.replace('train', 'val')}{before}", f"val_{path.stem}"):
         previous = f"{name}{path.suffix}"
         if name != path.stem and file.folder.store.named_bytes(previous) is not None:
-            return open_file_in(file.folder, previous, file.dtype)
+            return open_file_in(file.folder, previous)
     return None
 
 
@@ -295,7 +272,7 @@ class _NoTokensError(Exception):
 
 
 def _refused(address: str, why: str) -> InputError:
-    return InputError(f"{address}: {why}.", "Name a .npy, .bin or .ds file of tokens, or a folder of them.")
+    return InputError(f"{address}: {why}.", "Name a file of tokens as docs/layouts.md lists them, or a folder of them.")
 
 
 def _read_start(folder: TokenFolder, name: str) -> tuple[bytes, int]:
@@ -358,60 +335,23 @@ def _parse_npy_header(start: bytes, size: int) -> _Contents:
     return "npy", header_bytes, tokens, _NPY_DTYPES[dtype]
 
 
-def _find_bare_tokens(folder: TokenFolder, name: str, start: bytes, size: int, dtype: Dtype | None) -> _Contents:
-    """Take a file for bare tokens, if the caller, its name or its first tokens say that it is one."""
-    layout = _layout_of(name)
-    for magic, what in _OTHER_FORMATS.items():
-        if start.startswith(magic) and not layout and dtype is None:
-            raise _NoTokensError(what)
-    vocabulary = folder.manifest.vocabulary if folder.manifest else GPT2
-    if layout and layout.header_bytes:  # the name says that it has a header of the layout's own
-        shard_format = ShardFormat(layout, vocabulary)
+def _find_bare_tokens(folder: TokenFolder, name: str, start: bytes, size: int) -> _Contents:
+    """Take a file without a known header for bare tokens, or for a header alone, if its name is that of a layout."""
+    layout, manifest = _layout_of(name), folder.manifest
+    if layout is None:
+        raise _NoTokensError("has no header that is known, nor the name of a layout whose files have none")
+    if layout.header_bytes:  # the name says that it has a header of the layout's own
+        shard_format = ShardFormat(layout, manifest.vocabulary if manifest else GPT2)
         tokens, rest = shard_format.tokens_in(size)
         if rest or tokens < 0 or start[: layout.header_bytes] != shard_format.header(tokens):
             raise _NoTokensError(f"has no header, or a damaged one; with this name {layout.name} reads one")
         return layout.name, layout.header_bytes, tokens, shard_format.read_dtype
-    known = _bare_dtype(folder, name, layout, dtype)
-    if size % known.itemsize:
-        raise _NoTokensError(f"is not a file of {known.name} tokens ({size:,} bytes)")
-    if not layout and dtype is None and PurePosixPath(name).suffix == Layout.suffix:  # it can be anything
-        first = np.frombuffer(start, known, len(start) // known.itemsize)
-        if (highest := int(first.max(initial=0))) >= vocabulary.size:
-            raise InputError(
-                f"{folder.address(name)}: it has no known header, and {highest} among its first numbers is "
-                f"no token of {vocabulary.name}.",
-                f"If it holds nothing but tokens, say how wide they are: --dtype {known.name}",
-            )
-    return "raw", 0, size // known.itemsize, known
-
-
-def _bare_dtype(folder: TokenFolder, name: str, layout: Layout | None, dtype: Dtype | None) -> Dtype:
-    """Return how wide tokens without a header are: `dtype` unless there is a manifest; InputError if nothing tells."""
-    suffix = PurePosixPath(name).suffix
-    if folder.manifest:
-        return folder.manifest.shard_format.read_dtype
-    if dtype:
-        return dtype
-    if layout and layout.bare_dtype:
-        return layout.bare_dtype
-    if suffix == Datatrove.suffix and (dtype := _metadata_dtype(folder.store, name)):
-        return dtype
-    if suffix == Layout.suffix:
-        return GPT2.dtype
-    if suffix in SUFFIXES:
-        raise InputError(
-            f"{folder.address(name)}: it has no header, and nothing says how wide its tokens are.",
-            "If it holds nothing but tokens, say so: " + " or ".join(f"--dtype {name}" for name in DTYPES),
-        )
-    raise _NoTokensError("is no file of tokens by its name")
-
-
-def _metadata_dtype(store: Store, name: str) -> Dtype | None:
-    """Return the dtype that datatrove's metadata beside a file names: `gpt2|2` in its first line."""
-    try:
-        found = store.find(name + METADATA_SUFFIX)
-        first = store.read_range(found, 0, min(found.size_bytes, _START_BYTES)) if found else b""
-    except OSError:
-        return None
-    widths = {str(dtype.itemsize).encode(): dtype for dtype in DTYPES.values()}
-    return widths.get(first.partition(b"\n")[0].rpartition(b"|")[2].strip())
+    if manifest:
+        dtype = manifest.shard_format.read_dtype
+    elif layout.suffix == Layout.suffix:
+        dtype = layout.bare_dtype or GPT2.dtype
+    else:  # OLMo-core and datatrove read tokens of any width
+        raise _NoTokensError("has no header, and no manifest of a build beside it says how wide its tokens are")
+    if size % dtype.itemsize:
+        raise _NoTokensError(f"is not a file of {dtype.name} tokens ({size:,} bytes)")
+    return "raw", 0, size // dtype.itemsize, dtype

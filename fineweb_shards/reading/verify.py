@@ -314,63 +314,55 @@ def _read(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord
         if store.is_remote:  # a thread that nobody waits for may still write into it
             temporary = tempfile.TemporaryDirectory(prefix="fineweb-shards-", ignore_cleanup_errors=True)
             folder = Path(stack.enter_context(temporary))
-        segments = _Segments(store, shard_format, folder)
 
-        def check(number: int) -> Future[str | None]:
+        def check(number: int) -> Future[Path | None]:
             record = wanted[number][0]
-            return in_background(lambda: segments.check(files[record.name], record))
+            return in_background(partial(_check_ahead, store, shard_format, files[record.name], record, folder))
 
         ahead = [check(0)] if wanted else []
         for number, (record, skip) in enumerate(wanted):
-            if damage := ahead.pop().result():
-                raise DamageError(f"{store.location}: {damage}.", "Restore it, or build it again.")
+            copy = ahead.pop().result()
             if number + 1 < len(wanted):
                 ahead.append(check(number + 1))
-            yield from segments.read(record, skip)
+            yield from _read_segment(store, shard_format, record, skip, copy)
 
 
-@dataclass(frozen=True, slots=True)
-class _Segments:
-    """The segments of a store. Each is checked, in any thread, and then read."""
-
-    store: Store
-    shard_format: ShardFormat
-    folder: Path | None  # for copies of segments in a bucket; None: files are read where they are
-
-    def check(self, file: OutputFile, record: ShardRecord) -> str | None:
-        """Return what is wrong with a segment, or None. In a bucket, the length and header of the file are checked
-        there, and the tokens in the copy."""
-        found, copied = self.store.find(file.name), self.folder is not None
-        damage = check_segment(self.store, self.shard_format, file, found, record, sealed=copied)
-        if damage or not copied:
-            return damage
-        path = self._copy(record)
+def _check_ahead(
+    store: Store, shard_format: ShardFormat, file: OutputFile, record: ShardRecord, folder: Path | None
+) -> Path | None:
+    """Raise DamageError unless a segment is whole. In a bucket, the header and length of its file are checked there,
+    and the tokens in a copy, which is made in `folder` and returned."""
+    copy = None if folder is None else folder / f"{record.name}.{record.offset}"
+    found = store.find(file.name)
+    damage = check_segment(store, shard_format, file, found, record, sealed=copy is not None)
+    if copy is not None and not damage:
         try:
-            fetch_range(self.store, record.name, record.offset, record.offset + record.bytes, path)
+            fetch_range(store, record.name, record.offset, record.offset + record.bytes, copy)
         except OSError as error:
-            raise output_error(path, error) from error
-        with path.open("rb") as data:
-            return _check_tokens(self.shard_format, record, data, begin=record.offset)
+            raise output_error(copy, error) from error
+        with copy.open("rb") as data:
+            damage = _check_tokens(shard_format, record, data, begin=record.offset)
+    if damage:
+        raise DamageError(f"{store.location}: {damage}.", "Restore it, or build it again.")
+    return copy
 
-    def read(self, record: ShardRecord, skip: int) -> Iterator[Span]:
-        """Yield the tokens after the first `skip` of a segment that was checked, a block at a time."""
-        shard_format, copied = self.shard_format, self.folder is not None
-        first = max(record.offset, shard_format.header_bytes) - (record.offset if copied else 0)
-        left = record.tokens - skip
-        with self._copy(record).open("rb") if copied else self.store.open(self.store.require(record.name)) as file:
-            file.seek(first + shard_format.size_bytes(skip))
-            while left:
-                tokens = shard_format.from_bytes(file.read(shard_format.size_bytes(min(left, BLOCK_TOKENS))))
-                if not len(tokens):
-                    raise DamageError(f"{record.name}: has become shorter while it was read.")
-                left -= len(tokens)
-                yield Span(tokens, shard_format.vocabulary.find_eots(tokens))
-        if copied:
-            self._copy(record).unlink()
 
-    def _copy(self, record: ShardRecord) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{record.name}.{record.offset}"
+def _read_segment(
+    store: Store, shard_format: ShardFormat, record: ShardRecord, skip: int, copy: Path | None
+) -> Iterator[Span]:
+    """Yield the tokens after the first `skip` of a segment that was checked, a block at a time; remove its copy."""
+    first = max(record.offset, shard_format.header_bytes) - (record.offset if copy else 0)
+    left = record.tokens - skip
+    with copy.open("rb") if copy else store.open(store.require(record.name)) as file:
+        file.seek(first + shard_format.size_bytes(skip))
+        while left:
+            tokens = shard_format.from_bytes(file.read(shard_format.size_bytes(min(left, BLOCK_TOKENS))))
+            if not len(tokens):
+                raise DamageError(f"{record.name}: has become shorter while it was read.")
+            left -= len(tokens)
+            yield Span(tokens, shard_format.vocabulary.find_eots(tokens))
+    if copy:
+        copy.unlink()
 
 
 def fetch_range(store: Store, name: str, begin: int, end: int, path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fineweb_shards.reading.statistics import SAMPLE_TOKENS, TokenStatistics, bucket_range, spell
+from fineweb_shards.reading.statistics import TokenStatistics, bucket_range, spell
 from fineweb_shards.report.charts import make_columns
 from fineweb_shards.report.facts import Facts, Section, Table
 from fineweb_shards.units import show_bytes, show_count, show_number_of
@@ -78,10 +78,7 @@ def describe_basis(facts: Facts) -> str:
         counted = f"Counted over all {figures.statistics.tokens:,} tokens of the finished shards"
         in_order = manifest is None or manifest.split_rule.is_in_order
         return f"{counted}." if in_order else f"{counted}, without documents that run from one into the next."
-    return (
-        f"Counted over the first {SAMPLE_TOKENS:,} tokens of every finished shard, "
-        f"{show_count(figures.statistics.tokens)} in all."
-    )
+    return f"Counted over a sample of {show_count(figures.statistics.tokens)} tokens, from shards all over the folder."
 
 
 def _figures(facts: Facts) -> TokenStatistics | None:

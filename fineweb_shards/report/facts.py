@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.errors import ShardError
-from fineweb_shards.reading.statistics import (
-    FolderStatistics,
-    Sample,
-    complete_folder_statistics,
-    take_samples,
-)
+from fineweb_shards.reading.statistics import FolderStatistics, Sample, count_sample, take_samples
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.watching.run_files import History, load_history
@@ -54,9 +49,7 @@ def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
     records = status.manifest.shards
     shard_format = status.manifest.shard_format
     try:
-        figures = complete_folder_statistics(
-            store, shard_format, records, in_order=status.manifest.split_rule.is_in_order
-        )
+        figures = count_sample(store, shard_format, records, in_order=status.manifest.split_rule.is_in_order)
         return Facts(status, history, figures, take_samples(store, shard_format, records, _SAMPLES))
     except ShardError as error:
         return Facts(status, history, problem=error.message)

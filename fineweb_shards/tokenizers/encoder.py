@@ -274,11 +274,9 @@ class TokenJoiner:
 
 def choose_documents(documents: int, chooser: random.Random) -> list[int]:
     """Choose the indices of the documents to check, each with the same small probability."""
-    expected, chosen = documents / SAMPLE_ONE_IN, set[int]()
+    expected = documents / SAMPLE_ONE_IN
     count = int(expected) + (chooser.random() < expected % 1)
-    while len(chosen) < count:
-        chosen.add(chooser.randrange(documents))
-    return sorted(chosen)
+    return sorted(chooser.sample(range(documents), count))
 
 
 def _comparable(document: str, rule: CutRule | None) -> str:

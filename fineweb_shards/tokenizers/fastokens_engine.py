@@ -19,7 +19,7 @@ from fineweb_shards.tokenizers.unicode_differences import UnicodeDifferences
 from fineweb_shards.tokenizers.vocabulary_files import (
     find_engine_file,
     is_gpt2_text,
-    load_gpt2_merges,
+    list_merges,
     load_gpt2_ranks,
     ranks_to_json,
 )
@@ -43,7 +43,7 @@ class FastokensEngine(Engine):
         self._is_gpt2 = is_gpt2_text(self.vocabulary)  # of others there are texts that fastokens would get wrong
         if self._is_gpt2:
             ranks = load_gpt2_ranks()
-            text = ranks_to_json(ranks, load_gpt2_merges(ranks), PATTERNS["gpt2"], [])
+            text = ranks_to_json(ranks, list_merges(ranks), PATTERNS["gpt2"], [])
         else:
             text = find_engine_file(self.vocabulary).read_text()
         self._tokenizer = fastokens.Tokenizer.from_json_str(text)

@@ -3,7 +3,7 @@
 A build keeps them in its work folder, so that workers, a resume and `inspect` need nothing else.
 
 A rank file (`.tiktoken`; Llama 3's `tokenizer.model` is one) has a line with base64 and a rank for every token; the
-rank is the id. GPT-2's ranks and merges ship with the package. Their hashes are checked at every load: a single changed
+rank is the id. GPT-2's ranks ship with the package. Their hash is checked at every load: a single changed
 byte would change the tokens of every run.
 
 Fast engines load a Hugging Face `tokenizer.json`, made from ranks or from another one. It has none of the special
@@ -32,10 +32,6 @@ Ranks = dict[bytes, int]
 Merges = list[tuple[bytes, bytes]]
 MOST_IDS = 2**24  # sixty times those of the largest vocabularies
 RANKS_FILE = "gpt2.tiktoken"
-# For every token of two bytes or more, in the order of the ids, the length of the left of the two tokens that it was
-# merged from. Deriving them takes half a second, which every worker would spend.
-SPLITS_FILE = "gpt2.splits"
-_SPLITS_SHA256 = "e2ff5d25561ae97d2fdc48177cb3dddb1c9a2be0c6bb9e9ce1dd3b1351e483e7"
 # By the reference, which is the same for all files of a kind.
 FILE_NAMES = {
     "tiktoken": "tokenizer.tiktoken",
@@ -110,13 +106,6 @@ def load_gpt2_ranks() -> Ranks:
     data = _read_checked(resources.files(__package__) / RANKS_FILE, GPT2.sha256)
     # No line has to be looked at: they are the published ones, in the order of the ranks.
     return {token: rank for rank, token in enumerate(map(a2b_base64, data.split()[::2]))}
-
-
-def load_gpt2_merges(ranks: Ranks) -> Merges:
-    """Load the merges from which GPT-2's ranks were made, one for each token of two bytes or more."""
-    data = _read_checked(resources.files(__package__) / SPLITS_FILE, _SPLITS_SHA256)
-    longer = (token for token, _ in sort_ranks(ranks) if len(token) > 1)
-    return [(token[:length], token[length:]) for token, length in zip(longer, data, strict=True)]
 
 
 @contextmanager

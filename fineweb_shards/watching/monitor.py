@@ -21,7 +21,6 @@ from pathlib import Path
 from fineweb_shards.errors import Interrupted, ShardError, exit_code_of
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
-from fineweb_shards.reading.statistics import FolderStatistics, complete_folder_statistics
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.watching.progress import Progress, Speedometer, seconds_left
 from fineweb_shards.watching.run_files import EventLog, Heartbeat, Invocation, RunRecord, Snapshot, State
@@ -57,7 +56,6 @@ class Monitor:
         self._began = self._last_look = time.monotonic()
         self._last_tokens = self.progress.tokens
         self._next_time = {"report": self._began + _FIRST_REPORT_SECONDS}  # at which something is due
-        self._statistics: FolderStatistics | None = None
         self._reported_failures: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=[self._update], name="monitor", daemon=True)
@@ -93,7 +91,7 @@ class Monitor:
             self._report_thread.join(_LONGEST_JOIN_AFTER_ERROR_SECONDS if error else _LONGEST_JOIN_SECONDS)
         if error is not None:
             self.output.store.hurry(_LONGEST_LAST_SECONDS)
-        self._attempt(lambda: self._write_report(alive=False))
+        self._attempt(lambda: self.write_report(alive=False))
         if error is not None:
             self._attempt(self._show_closing_lines)
 
@@ -127,25 +125,8 @@ class Monitor:
             self._attempt(lambda: progress.history.save(self.output.folder))
 
     def _update_report(self) -> None:
-        self._attempt(self._count_shard)
-        if not self._ended.is_set() and self._is_due("report", REPORT_EVERY_SECONDS):
-            self._attempt(lambda: self._write_report(alive=True))
-
-    def _count_shard(self) -> None:
-        """Add one finished shard to the folder's statistics. One per call, because it takes a while; the last report
-        counts those that are missing."""
-        records, store, form = self.progress.records, self.output.store, self.output.shard_format
-        in_order = self.output.split_rule.is_in_order
-        if self._statistics is None:
-            self._statistics = complete_folder_statistics(store, form, records[:], in_order=in_order)
-        elif self._statistics.shards < len(records):
-            record = records[self._statistics.shards]
-            self._statistics = self._statistics.add(store, form, record, in_order=in_order)
-
-    def _write_report(self, *, alive: bool) -> None:
-        if self._statistics is not None:
-            self._statistics.save(self.output.folder)
-        self.write_report(alive=alive)
+        if self._is_due("report", REPORT_EVERY_SECONDS):
+            self._attempt(lambda: self.write_report(alive=True))
 
     def _write_heartbeat(self, snapshot: Snapshot, exit_code: int | None = None) -> None:
         Heartbeat(time.time(), self.invocation, snapshot, exit_code).save(self.output.folder)
@@ -157,7 +138,7 @@ class Monitor:
             self._next_time[what] = now + every_seconds
         return due
 
-    def _attempt(self, write: Callable[[], None]) -> None:
+    def _attempt(self, write: Callable[[], object]) -> None:
         """Call `write`. An error in it, be it a full disk or a bug here, must not end the run or the monitoring: it is
         logged, the same one only once."""
         try:

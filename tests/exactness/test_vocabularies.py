@@ -15,7 +15,7 @@ from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS
 from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.tokenizers.trial import hostile_strings
-from fineweb_shards.tokenizers.vocabulary_files import load_gpt2_merges, ranks_to_json
+from fineweb_shards.tokenizers.vocabulary_files import list_merges, ranks_to_json
 from tests.support import inline, reference, runs, vocabularies
 from tests.support.documents import make_documents
 from tests.support.inputs import write_jsonl, write_parquet
@@ -221,7 +221,7 @@ def test_a_plan_names_the_tokenizer_and_does_not_believe_token_count(tmp_path: P
 def with_added(folder: Path, *tokens: dict[str, object], normalizer: object = None) -> Path:
     """GPT-2's vocabulary as a `tokenizer.json`, with added tokens."""
     no = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    text = ranks_to_json(vocabularies.gpt2_ranks(), load_gpt2_merges(vocabularies.gpt2_ranks()), PATTERNS["gpt2"], [])
+    text = ranks_to_json(vocabularies.gpt2_ranks(), list_merges(vocabularies.gpt2_ranks()), PATTERNS["gpt2"], [])
     added = [{**no, "id": 50256, "content": "<|endoftext|>", "special": True}, *({**no, **t} for t in tokens)]
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(json.loads(text) | {"added_tokens": added, "normalizer": normalizer, "decoder": None}))

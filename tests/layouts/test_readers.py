@@ -84,11 +84,11 @@ BATCH = 8 * 64 * 1024
     [
         ([BATCH + 1], [BATCH + 1] * 3, None),
         ([BATCH + 1], [10**8, BATCH], "1 of 3 shards has fewer than the 524,289 tokens .* --last-shard drop"),
-        ([BATCH], [10**8] * 2, "1 of 3 shards has .* --val-tokens 524289 or more"),
-        ([10**8, 70], [10**8, 5], r"2 of 4 shards have .*000003.*: 5\).* below 5, or give validation"),
-        ([400_000], [400_000] * 2, "3 of 3 shards have .* --shard-tokens 524289 or more"),
+        ([BATCH], [10**8] * 2, "1 of 3 shards has .* --val-tokens of 524289 or more"),
+        ([10**8, 70], [10**8, 5], r"2 of 4 shards have .*000003.*: 5\).* below 5; or choose .* --val-tokens"),
+        ([400_000], [400_000] * 2, "3 of 3 shards have .* --shard-tokens and .* 524289 or more"),
         ([9000], [9000, 9000], "3 of 3 shards have .* or take more input"),
-        ([], [9000], "The only shard has fewer .* or take more input"),
+        ([], [9000], "1 of 1 shard has fewer .* or take more input"),
     ],
 )
 def test_every_shard_is_compared_with_a_batch(layout: str, val: list[int], train: list[int], words: str | None) -> None:

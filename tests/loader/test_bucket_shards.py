@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fineweb_shards.errors import ChangedError, DamageError, DiskFullError, InputError, UsageError
+from fineweb_shards.errors import DamageError, DiskFullError, InputError, UsageError
 from fineweb_shards.loader import ShardLoader
 from fineweb_shards.loader import shard_cache as cache_module
 from fineweb_shards.loader import shards as shards_module
@@ -173,7 +173,7 @@ def test_a_shard_is_fetched_before_its_turn(url: str, tmp_path: Path) -> None:
     loader.next_batch()
     second = loader._shards.known[1].bucket
     assert second is not None
-    second.cache.map(second.pieces[0])  # waits for it, if it is on its way
+    second.cache.map(second.store, second.pieces[0])  # waits for it, if it is on its way
     assert len(cached(tmp_path)) == 2
 
 
@@ -197,7 +197,7 @@ def test_a_damaged_shard_is_not_given(url: str, built: Callable[[str], Path], tm
     assert not list(tmp_path.glob("*.part"))
     names = {path.stem for path in cached(tmp_path)}
     assert loader._shards.known[0].bucket is not None
-    assert loader._shards.known[0].bucket.pieces[0].key not in names
+    assert loader._shards.known[0].bucket.pieces[0].sha256 not in names
 
 
 def test_what_a_killed_download_leaves_is_no_shard(url: str, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_what_a_killed_download_leaves_is_no_shard(url: str, tmp_path: Path) -> 
     loader = loader_of(url, tmp_path)
     pieces = loader._shards.known[0].bucket
     assert pieces is not None
-    key = pieces.pieces[0].key
+    key = pieces.pieces[0].sha256
     (tmp_path / f"{key}.01234567.part").write_bytes(b"x" * 1000)
     (tmp_path / f"{key}.tokens").write_bytes(b"x" * 1000)
     other = "0" * 8 + "f" * 56
@@ -319,25 +319,22 @@ def test_a_local_folder_is_read_in_a_forked_process(url: str, built: Callable[[s
         assert in_fork(lambda loader=loader: epoch_rows(loader)) == rows
 
 
-def test_files_of_others_in_a_list(url: str, bucket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects without a manifest, in pieces, in the order of the list, beside one with a manifest; a replaced one is
-    noticed."""
-    monkeypatch.setattr(shards_module, "_PIECE_BYTES", 1000)
-    tokens = np.arange(5000, dtype=np.uint16)
-    np.save(tmp_path / "b.npy", tokens)
-    Bucket(bucket_url).upload(tmp_path / "b.npy", "theirs/b.npy")
-    loader = loader_of([f"{bucket_url}/theirs/b.npy", f"{url}/{FIRST}"], tmp_path / "cache")
-    given = np.concatenate([x.ravel() for x, _ in loader.epoch_batches(0)])
-    mine = reference.stream(DOCUMENTS)[SHARD_TOKENS:][: SHARD_TOKENS // 160 * 160]
-    assert given.tolist() == [*tokens[: 5000 // 160 * 160], *mine]
-    with pytest.raises(InputError, match=r"with a seed all of its 10,000 bytes are read in any order"):
-        loader_of([f"{bucket_url}/theirs/b.npy"], tmp_path / "other", seed=1, cache_bytes=5000)
-    late = loader_of([f"{bucket_url}/theirs/b.npy"], tmp_path / "late")
-    late.next_batch()
-    np.save(tmp_path / "b.npy", tokens[::-1].copy())
-    Bucket(bucket_url).upload(tmp_path / "b.npy", "theirs/b.npy")
-    with pytest.raises(ChangedError, match="was replaced"):
-        epoch_rows(late)
+def test_files_in_a_list(url: str, bucket_url: str, tmp_path: Path) -> None:
+    """In its order; what no manifest names is refused, because nothing says what should be in it."""
+    second = FIRST.replace("1.npy", "2.npy")
+    rows = epoch_rows(loader_of(url, tmp_path))
+    each = SHARD_TOKENS // (BATCH * LENGTH) * BATCH
+    assert epoch_rows(loader_of([f"{url}/{second}", f"{url}/{FIRST}"], tmp_path)) == [*rows[each:][:each], *rows[:each]]
+    np.save(tmp_path / "train_b.npy", np.arange(5000, dtype=np.uint16))
+    for folder in ("theirs", "some/out"):
+        Bucket(bucket_url).upload(tmp_path / "train_b.npy", f"{folder}/train_b.npy")
+        with pytest.raises(InputError, match=f"{folder}/train_b.npy: no manifest of a build names it"):
+            loader_of([f"{bucket_url}/{folder}/train_b.npy"], tmp_path)
+    with pytest.raises(InputError, match="no manifest of a build names it"):
+        loader_of(f"{bucket_url}/theirs", tmp_path)
+    assert epoch_rows(loader_of(url, tmp_path)) == rows  # as if a build were about to record it
+    with pytest.raises(InputError, match=r"with a seed all of its 4,000 bytes are read in any order"):
+        loader_of(url, tmp_path / "other", seed=1, cache_bytes=1000)
 
 
 def test_a_store_that_fails_for_a_while_is_asked_again(url: str, door: Door, tmp_path: Path) -> None:
@@ -384,7 +381,7 @@ def test_what_is_not_there_is_said(bucket_url: str, tmp_path: Path) -> None:
         loader_of(f"{bucket_url}/nothing", tmp_path)
     with pytest.raises(InputError, match="no such bucket"):
         loader_of("s3://no-such-bucket-at-all/x", tmp_path)
-    with pytest.raises(InputError, match="there is no such object"):
+    with pytest.raises(InputError, match=r"nothing.npy: no manifest of a build names it"):
         loader_of([f"{bucket_url}/nothing.npy"], tmp_path)
 
 

@@ -146,19 +146,16 @@ def test_inspect_says_what_it_says_of_the_folder(
 
 
 def test_inspect_an_object_of_another_program(url: str, tmp_path: Path) -> None:
-    """A width that nothing tells is asked for; what is no file of tokens, or not there, is said."""
+    """By its name; what is no file of tokens is said."""
     bucket = Bucket(url)
     tokens = np.array(reference.encode("hello world"), "<u2")
-    bucket.overwrite("part-0-00000.npy", tokens.tobytes())
-    refused = inline.run_command("inspect", f"{url}/part-0-00000.npy")
-    assert refused.returncode == 3
-    assert f"{url}/part-0-00000.npy: it has no header" in refused.stderr
-    done = inline.run_command("inspect", f"{url}/part-0-00000.npy", "--dtype", "uint16", "--document", "0")
+    bucket.overwrite("theirs/train.bin", tokens.tobytes())
+    done = inline.run_command("inspect", f"{url}/theirs/train.bin", "--document", "0")
     assert "hello world" in done.stdout
     bucket.overwrite("a.parquet", b"PAR1" + b"\0" * 100)
     refused = inline.run_command("inspect", f"{url}/a.parquet")
     assert refused.returncode == 3
-    assert f"{url}/a.parquet: is a parquet file" in refused.stderr
+    assert f"{url}/a.parquet: has no header that is known" in refused.stderr
 
 
 MEMORY = """

@@ -121,7 +121,7 @@ print([name for name in ("awkward", "pandas", "tiktoken") if name in sys.modules
 @pytest.mark.promise("the vocabulary is GPT-2's, token for token")
 def test_damaged_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is checked before gigatoken reads it."""
-    monkeypatch.setattr(vocabulary_files, "RANKS_FILE", "gpt2.splits")
+    monkeypatch.setattr(vocabulary_files, "RANKS_FILE", "NOTICE.md")
     with pytest.raises(ShardError, match="damaged"):
         GigatokenEngine()
 

@@ -16,13 +16,11 @@ import pytest
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
-from fineweb_shards.reading.statistics import complete_folder_statistics, load_folder_statistics
 from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import render_page
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.own_files import WORK_FOLDER
-from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.run_files import Heartbeat, History, Invocation, Snapshot, load_history
 from fineweb_shards.watching.status import read_status, status_lines, status_values
 from tests.support import runs
@@ -31,7 +29,7 @@ from tests.support.example_run import SNAPSHOT
 from tests.support.inputs import write_parquet
 from tests.support.promises import Tries
 
-NAMES = ["heartbeat.json", "history.json", "statistics.bin", "log.txt", "quarantine.jsonl", "lock"]
+NAMES = ["heartbeat.json", "history.json", "log.txt", "quarantine.jsonl", "lock"]
 JUNK: list[Any] = [None, True, -1, 0, 1e300, 10**25, "x", "\0", "\ud800", [], {}, [[1]], {"a": []}]
 
 
@@ -40,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished folder with every file that a run leaves behind."""
     folder = tmp_path_factory.mktemp("made")
     path = write_parquet(folder / "a.parquet", make_documents(40, seed=52))
-    manifest = runs.build_inline(folder / "out", path, shard_tokens=8000)
+    runs.build_inline(folder / "out", path, shard_tokens=8000)
     out = folder / "out"
     Heartbeat(time.time(), Invocation("fineweb-shards build", "/", 4711, time.time()), SNAPSHOT).save(out)
     history = History()
@@ -52,11 +50,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     history.begin_wait("network", "waiting for the network")
     history.interval_seconds = 1.0
     history.save(out)
-    complete_folder_statistics(FolderStore(out), manifest.shard_format, manifest.shards, in_order=True)
     (out / WORK_FOLDER / "quarantine.jsonl").write_text("{}\n")
     assert {path.name for path in (out / WORK_FOLDER).iterdir()} == set(NAMES)
     assert len(load_history(out).marks) == 2
-    assert load_folder_statistics(out, GPT2).shards == len(manifest.shards)
     return out
 
 
@@ -68,7 +64,6 @@ def out(made: Path, tmp_path: Path) -> Path:
 
 def look(out: Path, *, page: bool = False) -> None:
     """Everything that reads these files, as a run at work and as nobody."""
-    load_folder_statistics(out, GPT2)
     load_history(out).begin_run()
     with contextlib.suppress(ShardError):  # a sentence; anything else fails the test
         for alive in (True, False):
