@@ -84,9 +84,7 @@ class CsvFormat(TextFormat):
                 continue
             found = f"{count} columns are called {name!r}" if count else f"there is no column {name!r}"
             if len(names) == 1:  # perhaps because they are separated by something else
-                hint = _separation_hint(file, names[0], name) or (
-                    f"Columns are separated by commas (--format csv) or tabs (--format tsv). {hint}"
-                )
+                hint = f"Columns are separated by commas (--format csv) or tabs (--format tsv). {hint}"
             raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(names)[:200]}.", hint)
         return names, start + end
 
@@ -222,22 +220,6 @@ class TsvFormat(CsvFormat):
     """The same with tabs."""
 
     delimiter = b"\t"
-
-
-def _separation_hint(file: InputFile, header: str, wanted: str) -> str | None:
-    """Return what to do about a header in which another character divides the columns; None if none does."""
-    named = {",": "Commas", "\t": "Tabs", ";": "Semicolons", "|": "Bars (|)"}
-    divided = (one for one in named if wanted in (name.strip('" ') for name in header.split(one)))
-    found = next(divided, None)
-    if found is None or header == wanted:
-        return None
-    if found in (",", "\t"):
-        return f"{named[found]} separate its columns: --format {'csv' if found == ',' else 'tsv'}"
-    return (
-        f"{named[found]} separate its columns, and only commas and tabs are read. Write it with commas "
-        f"first, with pandas for example: read_csv({file.path!r}, sep={found!r}, dtype=str, "
-        "keep_default_na=False).to_csv('converted.csv', index=False)"
-    )
 
 
 def _parse_field(cell: bytes, kind: Kind) -> Any:

@@ -63,7 +63,8 @@ class JsonLinesFormat(TextFormat):
             head = view.read_at(0, SAMPLE_BYTES)
             check_is_text(file, head)
             if is_array(head):
-                raise BadFileError(f"{file.path}: this is one JSON array, not JSON lines.", _unwrap(file))
+                hint = f"Convert it first: jq -c '.[]' {shlex.quote(file.path)} > converted.jsonl"
+                raise BadFileError(f"{file.path}: this is one JSON array, not JSON lines.", hint)
             go_to(file, view, position)
             yield from batches_of(file, view, self._ranges(file, view, position), "")
 
@@ -199,8 +200,7 @@ class JsonLinesFormat(TextFormat):
         except RecursionError as error:
             raise BadFileError(f"{place} is nested too deeply.") from error
         if not isinstance(row, dict):
-            hint = _unwrap(file) if isinstance(row, list) else None
-            raise BadFileError(f"{place} is a JSON {type(row).__name__}, not an object.", hint)
+            raise BadFileError(f"{place} is a JSON {type(row).__name__}, not an object.")
         values, name, column = self._values(file, row, offset), row.get("id"), self.settings.column
         document, failure = None, None
         if column not in row:
@@ -258,22 +258,4 @@ def _too_long(file: InputFile, offset: int) -> BadFileError:
 
 def is_array(head: bytes) -> bool:
     """Tell whether a file is one JSON array, on one line or over many, by its beginning."""
-    lines = head.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    if len(head) >= SAMPLE_BYTES:
-        lines.pop()  # it may be cut off by the end of the sample
-    first, second = [*(line for line in lines if line.strip()), b"", b""][:2]
-    if not first.lstrip().startswith(b"["):
-        return False
-    return not second if _is_json(first) else bool(second) and not _is_json(second)
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line, parse_int=_parse_integer)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _unwrap(file: InputFile) -> str:
-    return f"If it is one array, convert it first: jq -c '.[]' {shlex.quote(file.path)} > converted.jsonl"
+    return head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")

@@ -99,8 +99,7 @@ def _is_one_array(listing: Listing, retrier: Retrier) -> bool:
     if split_suffixes(file.name)[1] == "gzip":
         with contextlib.suppress(DamagedStreamError):  # which is raised when the file is read
             head = GzipUnpacker(io.BytesIO(head)).read(SAMPLE_BYTES)
-    starts_long_line = b"\n" not in head and head.lstrip().startswith(b"[")
-    return is_array(head) or starts_long_line
+    return is_array(head)
 
 
 def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> tuple[list[str], bool]:

@@ -192,7 +192,7 @@ def test_files_without_the_column_are_refused(tmp_path: Path, data: bytes, sente
     path.write_bytes(data)
     with pytest.raises(BadFileError, match=sentence) as error:
         read_all(source_of(path, 100))
-    assert ("--format tsv" in error.value.hint) == data.startswith(b"id\t")
+    assert ("--format tsv" in error.value.hint) == data.startswith((b"id\t", b"id;"))
     documents, problems, _ = read_all(source_of(path, 100, skip_bad=True))
     assert (documents, len(problems)) == ([], 1)
 
@@ -306,21 +306,11 @@ def test_ids_for_messages(tmp_path: Path) -> None:
     assert [find_origin(chunk, document)[1] for document in range(2)] == ["0", "1"]
 
 
-@pytest.mark.parametrize(
-    ("name", "delimiter", "told"),
-    [
-        ("semi.csv", ";", "Semicolons separate its columns, and only commas and tabs are read."),
-        ("bars.csv", "|", "Bars (|) separate its columns, and only commas and tabs are read."),
-        ("tabs.csv", "\t", "Tabs separate its columns: --format tsv"),
-        ("commas.tsv", ",", "Commas separate its columns: --format csv"),
-    ],
-)
-def test_columns_that_something_else_separates_are_told(tmp_path: Path, name: str, delimiter: str, told: str) -> None:
-    """By the character between them, with the way to read the file."""
+@pytest.mark.parametrize(("name", "delimiter"), [("semi.csv", ";"), ("tabs.csv", "\t"), ("commas.tsv", ",")])
+def test_columns_that_something_else_separates_are_told(tmp_path: Path, name: str, delimiter: str) -> None:
+    """With what may separate them."""
     path = tmp_path / name
     path.write_text(delimiter.join(["id", "text", "x"]) + "\n" + delimiter.join(["1", "some words", "2"]))
     with pytest.raises(BadFileError, match="there is no column 'text'") as error:
         runs.encode_inline(path)
-    assert error.value.hint.startswith(told)
-    if delimiter == ";":
-        assert f"read_csv('{path}', sep=';'" in error.value.hint
+    assert error.value.hint.startswith("Columns are separated by commas (--format csv) or tabs (--format tsv)")
