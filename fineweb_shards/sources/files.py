@@ -203,34 +203,21 @@ def check_same_files(files: tuple[InputFile, ...], recorded: list[_Record], *, s
 
 def _check_same_names(files: tuple[InputFile, ...], recorded: list[_Record]) -> None:
     """Raise ChangedError if there are other files, or in another order, or others for validation."""
-    now, before = [file.name for file in files], [str(old["name"]) for old in recorded]
-    val_now = [file.name for file in files if file.for_validation]
-    val_before = [str(old["name"]) for old in recorded if old.get("for_validation")]
-    if val_now != val_before:
-        was, is_now = (
-            f"{show_number_of(len(names), 'file')} ({_name_few(names)})" if names else "not set"
-            for names in (val_before, val_now)
-        )
-        raise ChangedError(
-            f"--val-input was {was} when these shards were begun and is {is_now} now.",
-            "Give the same --val-input, or start over: another --out, or --fresh.",
-        )
+    now = [f"{file.name} of --val-input" if file.for_validation else file.name for file in files]
+    before = [f"{old['name']} of --val-input" if old.get("for_validation") else str(old["name"]) for old in recorded]
     new, missing = [*(Counter(now) - Counter(before))], [*(Counter(before) - Counter(now))]
     changes = [
         f"{len(names):,} {what} ({_name_few(names)})" for what, names in (("new", new), ("missing", missing)) if names
     ]
+    if now == before:
+        return
     if changes:
-        raise ChangedError(
-            f"The input has other files than when these shards were begun: {' and '.join(changes)}.",
-            _RESTORE_HINT,
-        )
-    for number, (name, old) in enumerate(zip(now, before, strict=True), 1):
-        if name != old:
-            raise ChangedError(
-                f"The input's files come in another order than when these shards were begun: number "
-                f"{number:,} was {old} and is {name}.",
-                "Give --input in the old order, or start over: another --out, or --fresh.",
-            )
+        different = f"other files than when these shards were begun: {' and '.join(changes)}"
+    else:
+        number = next(i for i, (name, old) in enumerate(zip(now, before, strict=True)) if name != old)
+        was, is_now = before[number], now[number]
+        different = f"another order than when these shards were begun: number {number + 1:,} was {was} and is {is_now}"
+    raise ChangedError(f"The input has {different}.", _RESTORE_HINT)
 
 
 def _is_of_store(record: _Record) -> bool:
