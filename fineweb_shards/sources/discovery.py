@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fnmatch
 import glob
+import heapq
 import os
 import shlex
 import stat
@@ -243,14 +244,10 @@ def _walk(root: str, pattern: _Rest) -> _Findings:
     """Find everything below a folder that matches a pattern, by the rules of the shell: nothing hidden, and `**` is any
     number of folders."""
     findings = _Findings(root)
-    folders = [("", frozenset([pattern]))] if os.path.isdir(root) else []
-    links: list[tuple[str, frozenset[_Rest]]] = []
+    folders = [(False, "", frozenset([pattern]))] if os.path.isdir(root) else []
     read: set[tuple[int, int, frozenset[_Rest]]] = set()
-    while folders or links:
-        if not folders:  # links last, so that a folder is named by its own path, not by a link's
-            links.sort(key=lambda link: link[0], reverse=True)
-            folders.append(links.pop())
-        folder, wanted = folders.pop()
+    while folders:
+        _, folder, wanted = heapq.heappop(folders)  # links last, so that a folder is named by its own path
         path = findings.path_of(folder)
         wanted |= {rest[1:] for rest in wanted if rest[0] == _ANY_DEPTH}
         heads = {rest[0] for rest in wanted}
@@ -270,31 +267,20 @@ def _walk(root: str, pattern: _Rest) -> _Findings:
         read.add(key)
         for name in names:
             matching = [rest for rest in wanted if _matches(name, rest[0])]
-            if matching:
-                relative = f"{folder}/{name}" if folder else name
-                deeper = _visit(findings, relative, matching)
-                if deeper:
-                    is_link = os.path.islink(findings.path_of(relative))
-                    (links if is_link else folders).append((relative, deeper))
+            deeper = frozenset(rest if rest[0] == _ANY_DEPTH else rest[1:] for rest in matching) - {()}
+            relative = f"{folder}/{name}" if folder else name
+            below = findings.path_of(relative)
+            try:
+                mode = os.stat(below).st_mode if matching else 0
+            except OSError as error:
+                findings.unreadable[relative] = _why_unreadable(below, error)
+                continue
+            if stat.S_ISDIR(mode) and deeper:
+                heapq.heappush(folders, (os.path.islink(below), relative, deeper))
+            elif any(len(rest) == 1 for rest in matching):
+                (findings.files if stat.S_ISREG(mode) else findings.not_files).append(relative)
     findings.files.sort()
     return findings
-
-
-def _visit(findings: _Findings, name: str, matching: list[_Rest]) -> frozenset[_Rest]:
-    """Add what has a name to the findings. Return what is still to be matched below it, if it is a folder in which to
-    look."""
-    path = findings.path_of(name)
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        findings.unreadable[name] = _why_unreadable(path, error)
-        return frozenset()
-    deeper = frozenset(rest if rest[0] == _ANY_DEPTH else rest[1:] for rest in matching) - {()}
-    if stat.S_ISDIR(mode) and deeper:
-        return deeper
-    if any(len(rest) == 1 for rest in matching):
-        (findings.files if stat.S_ISREG(mode) else findings.not_files).append(name)
-    return frozenset()
 
 
 def _with_files(pattern: _Rest) -> _Rest:
