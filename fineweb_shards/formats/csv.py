@@ -165,15 +165,13 @@ class CsvFormat(TextFormat):
     ) -> tuple[TextChunk, BadFileError | None]:
         """Read the documents of a block, at byte `offset` of the file, up to a failure that ends the run."""
         records = split_records(block, self.delimiter)
-        sound = (records.fields == len(columns)) & ~records.has_lone_return
+        sound = records.fields == len(columns)
         values, wrong = self._read_values(columns, records, sound)
         problems: list[str] = []
         failure, end = None, None
         for number in np.flatnonzero(~sound).tolist():
             fields, place = int(records.fields[number]), offset + int(records.starts[number])
             what = f"has {fields:,} field{'s'[: fields != 1]}, the header {len(columns):,}"
-            if records.has_lone_return[number]:
-                what = "has a CR without LF in a field without quotes"
             error = _bad_record(file, place, wrong.get(number, what))
             if not self.settings.skip_bad:
                 sound[number:] = False
@@ -323,7 +321,6 @@ class Records:
     block: Block
     starts: Positions  # of each record
     fields: Positions  # the number of fields of each
-    has_lone_return: NDArray[np.bool_]  # outside quotes, where programs disagree on whether it ends a record
     ends: Positions  # of all fields, one after the other
     first: Positions  # the number of each record's first field
 
@@ -349,12 +346,8 @@ def split_records(block: Block, delimiter: bytes) -> Records:
     first = np.concatenate(([0], last[:-1] + 1))
     starts = np.concatenate(([0], ends[last[:-1]] + 1))
     record_ends = ends[last]
-    lone = block.find_outside(_RETURN) if b"\r" in data else np.empty(0, np.int64)
-    lone = lone[ended[lone + 1] != _LINE_END]
-    has_lone_return = np.zeros(len(last), np.bool_)
-    has_lone_return[np.searchsorted(record_ends, lone)] = True
     wanted = starts < _without_return(data, record_ends)
-    return Records(block, starts[wanted], (last - first + 1)[wanted], has_lone_return[wanted], ends, first[wanted])
+    return Records(block, starts[wanted], (last - first + 1)[wanted], ends, first[wanted])
 
 
 def _without_return(data: bytes, ends: Positions) -> Positions:

@@ -118,7 +118,7 @@ def detect_separator(samples: Sequence[bytes]) -> str:
 
 def find_separator(file: InputFile, view: ByteView) -> str:
     """Return what separates the documents of a text: what was found before the run, or what is found now in a file that
-    was not on this machine."""
+    was not on this machine, or is compressed."""
     if file.separator in ("blank", END_OF_TEXT):
         return file.separator
     samples = [view.read_at(0, HEAD_BYTES)]
@@ -128,7 +128,7 @@ def find_separator(file: InputFile, view: ByteView) -> str:
         offsets = sample_offsets(view.size_bytes, _REMOTE_SAMPLES)[1:]
         samples += [view.read_at(offset, SAMPLE_BYTES) for offset in offsets]
     found = detect_separator(samples)
-    if found == _UNKNOWN and file.size_bytes > SAMPLE_BYTES:
+    if found == _UNKNOWN and (file.compression or file.size_bytes > SAMPLE_BYTES):
         raise _ask(file)
     return "blank" if found == _UNKNOWN else found
 
@@ -136,11 +136,11 @@ def find_separator(file: InputFile, view: ByteView) -> str:
 def settle_separators(files: Sequence[InputFile]) -> tuple[tuple[InputFile, ...], str | None]:
     """Return the files, each text with its separator, and a note about those in which none was found. If such a one is
     large, or alone, raise UsageError: only the user knows. A small file among others is most likely a document. Texts
-    that are not on this machine are looked at when they are read."""
+    that are compressed, or not on this machine, are looked at when they are read."""
     texts = [file for file in files if file.format == TEXT and file.problem is None]
     unknown = [file for file in texts if file.separator == _UNKNOWN]
     for file in unknown:
-        if len(texts) == 1 or file.size_bytes > SAMPLE_BYTES or file.compression or file.is_pipe:
+        if len(texts) == 1 or file.size_bytes > SAMPLE_BYTES or file.is_pipe:
             raise _ask(file)
     settled = {file.index: file.separator or AUTO for file in texts}
     settled |= {file.index: "blank" for file in unknown}

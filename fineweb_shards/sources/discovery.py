@@ -71,15 +71,13 @@ def find_inputs(flag: str, inputs: tuple[str, ...], search: Search) -> list[Foun
         others = [one for one in expanded if not search.is_output(one.path)]
         earlier = [one for one in others if search.is_earlier_output(one.path)]
         found = [one for one in others if not search.is_earlier_output(one.path)]
-        if earlier and not found:
-            folder = os.path.dirname(earlier[0].path) or os.curdir
+        if expanded and not found:
+            folder = os.path.dirname(expanded[0].path) or os.curdir
             raise InputError(
                 f"{flag} {text}: these are shards that a build has made, with their manifest, and no texts.",
                 "Nothing has to be built to train on them. To copy them into another layout or size: "
                 f"fineweb-shards export {shlex.quote(folder)} --layout NAME --out FOLDER",
             )
-        if expanded and not found:
-            raise InputError(f"{flag} {text}: holds only our own output.", f"Check {flag} and --out.")
         if earlier:
             count, names = show_number_of(len(earlier), "file"), first_few([one.name for one in earlier])
             search.note(f"{flag} {text}: {count} skipped, made by an earlier build: {names}")

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 from fineweb_shards.errors import BadFileError, ChangedError, InputError
@@ -28,9 +27,8 @@ from fineweb_shards.formats.text_samples import (
 )
 from fineweb_shards.sources.discovery import Found, OpenBucket, Search, find_inputs, first_few, readable_name
 from fineweb_shards.storage.bucket import Bucket, content_hash
-from fineweb_shards.storage.local import LocalPlace, open_pipe
+from fineweb_shards.storage.local import open_pipe
 from fineweb_shards.storage.place import BUCKET, LOCAL, STANDARD_INPUT, InputFile
-from fineweb_shards.storage.streams import DamagedStreamError, open_unpacker
 from fineweb_shards.units import show_number_of
 
 _SAMPLES = 8
@@ -89,7 +87,7 @@ def find_files(
 
 
 def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, list[bytes]]:
-    """Return a file, and samples of its content if it is on this machine; the first is its beginning."""
+    """Return a file, and samples of its content if it is on this machine and not packed; the first is its beginning."""
     path = found.path
     known, compression = split_suffixes(found.name)
     kind = (known or TEXT) if format_name == "auto" else format_name
@@ -129,20 +127,7 @@ def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, li
         return replace(file, problem=f"{path}: {error.strerror}."), []
     digest = hashlib.sha256(b"".join(samples)).hexdigest()
     file = replace(file, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, content_hash=digest)
-    return file, [_unpack_head(file)] if compression else [head, *samples[1:]]
-
-
-def _unpack_head(file: InputFile) -> bytes:
-    """Return the beginning of a compressed file's text; of a damaged one what can be read, because the damage is
-    reported when it is its turn."""
-    head = bytearray()
-    with (
-        contextlib.suppress(DamagedStreamError, OSError),
-        contextlib.closing(open_unpacker(partial(LocalPlace().stream, file), file.compression or "")) as text,
-    ):
-        while len(head) < HEAD_BYTES and (data := text.read(HEAD_BYTES)):
-            head += data
-    return bytes(head)
+    return file, [] if compression else [head, *samples[1:]]
 
 
 def _name_few(names: list[str]) -> str:
