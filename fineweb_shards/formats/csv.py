@@ -16,7 +16,6 @@ import codecs
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -302,14 +301,14 @@ class Block:
         )
         return None if sound.all() else int(self.quotes[np.argmin(sound)])
 
-    def find_outside(self, *wanted: int) -> Positions:
-        """Return the places of some bytes that are not quoted. A piece at a time, because a long text in quotes may
-        have many of them."""
+    def find_field_ends(self, delimiter: bytes) -> Positions:
+        """Return the places of delimiters and line ends that are not quoted. A piece at a time, because a long text in
+        quotes may have many of them."""
         data = np.frombuffer(self.data, np.uint8)
         found = [np.empty(0, np.int64)]
         for offset in range(0, len(data), BLOCK_BYTES):
             piece = data[offset : offset + BLOCK_BYTES]
-            places = np.flatnonzero(reduce(np.logical_or, [piece == byte for byte in wanted])) + offset
+            places = np.flatnonzero((piece == delimiter[0]) | (piece == _LINE_END)) + offset
             found.append(places[(np.searchsorted(self.quotes, places) + self.starts_quoted) % 2 == 0])
         return np.concatenate(found)
 
@@ -338,7 +337,7 @@ class Records:
 def split_records(block: Block, delimiter: bytes) -> Records:
     """Find the records of a block that begins with one, and their fields."""
     data = block.data
-    ends = block.find_outside(delimiter[0], _LINE_END)
+    ends = block.find_field_ends(delimiter)
     if not data.endswith(b"\n"):
         ends = np.append(ends, len(data))
     ended = np.frombuffer(data + b"\n", np.uint8)

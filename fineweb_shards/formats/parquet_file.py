@@ -125,15 +125,14 @@ def _type_of(file: InputFile, schema: pa.Schema, wanted: str, hint: str) -> Any:
 
 
 def _find_count_columns(schema: pa.Schema, text_column: str) -> tuple[str, ...]:
-    """Return those of FineWeb's columns about the tokens of `text` that can be used."""
+    """Return FineWeb's columns about the tokens of `text`, if the file has them and they can be used."""
     names = schema.names
     unique = all(names.count(name) == 1 for name in TOKEN_COUNT_COLUMNS)
     if text_column != "text" or not unique or not set(names) >= _FINEWEB_COLUMNS:
         return ()
     count, name = (schema.field(column).type for column in TOKEN_COUNT_COLUMNS)
-    if not pa.types.is_integer(count):
-        return ()
-    return TOKEN_COUNT_COLUMNS if is_text(name) or pa.types.is_integer(name) else TOKEN_COUNT_COLUMNS[:1]
+    can_be_used = pa.types.is_integer(count) and (is_text(name) or pa.types.is_integer(name))
+    return TOKEN_COUNT_COLUMNS if can_be_used else ()
 
 
 @dataclass(frozen=True, slots=True)

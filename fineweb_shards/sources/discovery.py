@@ -79,7 +79,7 @@ def find_inputs(flag: str, inputs: tuple[str, ...], search: Search) -> list[Foun
                 f"fineweb-shards export {shlex.quote(folder)} --layout NAME --out FOLDER",
             )
         if earlier:
-            count, names = show_number_of(len(earlier), "file"), first_few([one.name for one in earlier])
+            count, names = show_number_of(len(earlier), "file"), first_few([readable_name(one.name) for one in earlier])
             search.note(f"{flag} {text}: {count} skipped, made by an earlier build: {names}")
         taken += found
     return taken
@@ -92,8 +92,8 @@ def readable_name(name: str) -> str:
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Show the names of some files, as they are on the disk."""
-    return ", ".join(readable_name(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
+    """Show some names."""
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _expand(flag: str, text: str, search: Search) -> list[Found]:
@@ -191,7 +191,7 @@ def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folde
     paths = {name: findings.path_of(name) for name in findings.files}
     made = {name for name in paths if search.is_output(paths[name]) or search.is_earlier_output(paths[name])}
     taken = [name for name in paths if any_ending or split_suffixes(name)[0] or name in made]
-    skipped = sorted({*findings.files, *findings.not_files} - {*taken})
+    skipped = [readable_name(name) for name in sorted({*findings.files, *findings.not_files} - {*taken})]
     if not taken and not findings.unreadable:
         why, hint = "no file matches", "Check the pattern (and quote it)."
         if is_folder or skipped:
@@ -202,7 +202,7 @@ def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folde
         count = show_number_of(len(skipped), "file")
         search.note(f"{given}: {count} skipped: unsupported file type: {first_few(skipped)}")
     if findings.repeated_folders:
-        folders = first_few(sorted(findings.repeated_folders))
+        folders = first_few([readable_name(name) for name in sorted(findings.repeated_folders)])
         search.note(f"{given}: not followed, because it leads to a folder that is read anyway: {folders}")
     problems = {name: f"{findings.path_of(name)}: {why}." for name, why in findings.unreadable.items()}
     names = sorted({*taken, *problems})
@@ -221,7 +221,7 @@ def _missing_error(given: str, path: Path) -> InputError:
         return InputError(f"{given}: {why}.", hint)
     folder = path.parent
     missing = next((one for one in reversed(path.parents) if not os.path.isdir(one)), None)
-    names = sorted(os.listdir(folder)) if missing is None and os.access(folder, os.R_OK) else []
+    names = sorted(map(readable_name, os.listdir(folder))) if missing is None and os.access(folder, os.R_OK) else []
     if missing is not None:
         hint = f"There is no folder {missing}, either."
     elif names:

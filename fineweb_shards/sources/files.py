@@ -66,7 +66,7 @@ def find_files(
     found = [replace(one, for_validation=True) for one in find_inputs("--val-input", val_inputs, search)]
     taken = {one.real_path for one in found}
     others = find_inputs("--input", inputs, search)
-    shared = [one.name for one in others if taken and one.real_path in taken]
+    shared = [readable_name(one.name) for one in others if taken and one.real_path in taken]
     if shared:
         count = show_number_of(len(shared), "file")
         note(f"--val-input: {count} of --input for validation only: {first_few(shared)}")
@@ -130,10 +130,6 @@ def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, li
     return file, [] if compression else [head, *samples[1:]]
 
 
-def _name_few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-
-
 # What the manifest has of the files, and whether they are still the same on a resume.
 
 _SAMPLED = re.compile("[0-9a-f]{64}")  # the hash of a file's samples
@@ -192,7 +188,7 @@ def _check_same_names(files: tuple[InputFile, ...], recorded: list[_Record]) -> 
     before = [f"{old['name']} of --val-input" if old.get("for_validation") else str(old["name"]) for old in recorded]
     new, missing = [*(Counter(now) - Counter(before))], [*(Counter(before) - Counter(now))]
     changes = [
-        f"{len(names):,} {what} ({_name_few(names)})" for what, names in (("new", new), ("missing", missing)) if names
+        f"{len(names):,} {what} ({first_few(names)})" for what, names in (("new", new), ("missing", missing)) if names
     ]
     if now == before:
         return
