@@ -16,7 +16,6 @@ import codecs
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -84,9 +83,7 @@ class CsvFormat(TextFormat):
                 continue
             found = f"{count} columns are called {name!r}" if count else f"there is no column {name!r}"
             if len(names) == 1:  # perhaps because they are separated by something else
-                hint = _separation_hint(file, names[0], name) or (
-                    f"Columns are separated by commas (--format csv) or tabs (--format tsv). {hint}"
-                )
+                hint = f"Columns are separated by commas (--format csv) or tabs (--format tsv). {hint}"
             raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(names)[:200]}.", hint)
         return names, start + end
 
@@ -167,15 +164,13 @@ class CsvFormat(TextFormat):
     ) -> tuple[TextChunk, BadFileError | None]:
         """Read the documents of a block, at byte `offset` of the file, up to a failure that ends the run."""
         records = split_records(block, self.delimiter)
-        sound = (records.fields == len(columns)) & ~records.has_lone_return
+        sound = records.fields == len(columns)
         values, wrong = self._read_values(columns, records, sound)
         problems: list[str] = []
         failure, end = None, None
         for number in np.flatnonzero(~sound).tolist():
             fields, place = int(records.fields[number]), offset + int(records.starts[number])
             what = f"has {fields:,} field{'s'[: fields != 1]}, the header {len(columns):,}"
-            if records.has_lone_return[number]:
-                what = "has a CR without LF in a field without quotes"
             error = _bad_record(file, place, wrong.get(number, what))
             if not self.settings.skip_bad:
                 sound[number:] = False
@@ -222,22 +217,6 @@ class TsvFormat(CsvFormat):
     """The same with tabs."""
 
     delimiter = b"\t"
-
-
-def _separation_hint(file: InputFile, header: str, wanted: str) -> str | None:
-    """Return what to do about a header in which another character divides the columns; None if none does."""
-    named = {",": "Commas", "\t": "Tabs", ";": "Semicolons", "|": "Bars (|)"}
-    divided = (one for one in named if wanted in (name.strip('" ') for name in header.split(one)))
-    found = next(divided, None)
-    if found is None or header == wanted:
-        return None
-    if found in (",", "\t"):
-        return f"{named[found]} separate its columns: --format {'csv' if found == ',' else 'tsv'}"
-    return (
-        f"{named[found]} separate its columns, and only commas and tabs are read. Write it with commas "
-        f"first, with pandas for example: read_csv({file.path!r}, sep={found!r}, dtype=str, "
-        "keep_default_na=False).to_csv('converted.csv', index=False)"
-    )
 
 
 def _parse_field(cell: bytes, kind: Kind) -> Any:
@@ -322,14 +301,14 @@ class Block:
         )
         return None if sound.all() else int(self.quotes[np.argmin(sound)])
 
-    def find_outside(self, *wanted: int) -> Positions:
-        """Return the places of some bytes that are not quoted. A piece at a time, because a long text in quotes may
-        have many of them."""
+    def find_field_ends(self, delimiter: bytes) -> Positions:
+        """Return the places of delimiters and line ends that are not quoted. A piece at a time, because a long text in
+        quotes may have many of them."""
         data = np.frombuffer(self.data, np.uint8)
         found = [np.empty(0, np.int64)]
         for offset in range(0, len(data), BLOCK_BYTES):
             piece = data[offset : offset + BLOCK_BYTES]
-            places = np.flatnonzero(reduce(np.logical_or, [piece == byte for byte in wanted])) + offset
+            places = np.flatnonzero((piece == delimiter[0]) | (piece == _LINE_END)) + offset
             found.append(places[(np.searchsorted(self.quotes, places) + self.starts_quoted) % 2 == 0])
         return np.concatenate(found)
 
@@ -341,7 +320,6 @@ class Records:
     block: Block
     starts: Positions  # of each record
     fields: Positions  # the number of fields of each
-    has_lone_return: NDArray[np.bool_]  # outside quotes, where programs disagree on whether it ends a record
     ends: Positions  # of all fields, one after the other
     first: Positions  # the number of each record's first field
 
@@ -359,7 +337,7 @@ class Records:
 def split_records(block: Block, delimiter: bytes) -> Records:
     """Find the records of a block that begins with one, and their fields."""
     data = block.data
-    ends = block.find_outside(delimiter[0], _LINE_END)
+    ends = block.find_field_ends(delimiter)
     if not data.endswith(b"\n"):
         ends = np.append(ends, len(data))
     ended = np.frombuffer(data + b"\n", np.uint8)
@@ -367,12 +345,8 @@ def split_records(block: Block, delimiter: bytes) -> Records:
     first = np.concatenate(([0], last[:-1] + 1))
     starts = np.concatenate(([0], ends[last[:-1]] + 1))
     record_ends = ends[last]
-    lone = block.find_outside(_RETURN) if b"\r" in data else np.empty(0, np.int64)
-    lone = lone[ended[lone + 1] != _LINE_END]
-    has_lone_return = np.zeros(len(last), np.bool_)
-    has_lone_return[np.searchsorted(record_ends, lone)] = True
     wanted = starts < _without_return(data, record_ends)
-    return Records(block, starts[wanted], (last - first + 1)[wanted], has_lone_return[wanted], ends, first[wanted])
+    return Records(block, starts[wanted], (last - first + 1)[wanted], ends, first[wanted])
 
 
 def _without_return(data: bytes, ends: Positions) -> Positions:

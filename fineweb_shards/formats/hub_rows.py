@@ -8,6 +8,7 @@ is opened again and rows are skipped up to the next one.
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -23,7 +24,7 @@ from fineweb_shards.system.retry import TransientError
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import Batch
 
-_DAMAGE = (ValueError, TypeError, LookupError, pa.ArrowException)  # what damaged content raises
+_DAMAGE = (ValueError, TypeError, LookupError, pa.ArrowException, tarfile.TarError)  # what damaged content raises
 
 
 class HubRowsFormat(JsonLinesFormat):

@@ -51,8 +51,6 @@ class _Row(NamedTuple):
     id: str | None
     replaced: int  # characters
     values: tuple[Any, ...]  # of the keys that --where needs
-    place: int = 0  # where the line begins
-    failure: BadFileError | None = None  # why there is no document, which matters only if --where keeps it
 
 
 class JsonLinesFormat(TextFormat):
@@ -63,7 +61,8 @@ class JsonLinesFormat(TextFormat):
             head = view.read_at(0, SAMPLE_BYTES)
             check_is_text(file, head)
             if is_array(head):
-                raise BadFileError(f"{file.path}: this is one JSON array, not JSON lines.", _unwrap(file))
+                hint = f"Convert it first: jq -c '.[]' {shlex.quote(file.path)} > converted.jsonl"
+                raise BadFileError(f"{file.path}: this is one JSON array, not JSON lines.", hint)
             go_to(file, view, position)
             yield from batches_of(file, view, self._ranges(file, view, position), "")
 
@@ -101,10 +100,7 @@ class JsonLinesFormat(TextFormat):
                     raise _too_long(file, offset)
                 text = line if offset else line.removeprefix(codecs.BOM_UTF8)
                 if text.strip():  # empty lines are ignored
-                    row = self._parse_line(file, text, offset)
-                    if row.failure is not None:
-                        row = row._replace(place=self.place_of(batch, number, offset))
-                    rows.append(row)
+                    rows.append(self._parse_line(file, text, offset))
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     failure, end = error, self.place_of(batch, number, offset)
@@ -113,13 +109,8 @@ class JsonLinesFormat(TextFormat):
                 counts += Counts(bad_parts=1)
             offset += len(line) + 1
         if self.row_filter is not None:
-            rows, left_out, bad = self._select(rows)
-            counts += left_out
-            if bad and not self.settings.skip_bad:
-                failure, end = bad[0].failure, bad[0].place
-            else:
-                problems += [self.leave_out(row.failure) for row in bad if row.failure]
-                counts += Counts(bad_parts=len(bad))
+            passes, left_out = self.row_filter.select_values([row.values for row in rows])
+            rows, counts = list(compress(rows, passes)), counts + left_out
         counts += Counts(
             skipped_documents=sum(row.document is None for row in rows),
             replaced_characters=sum(row.replaced for row in rows),
@@ -134,19 +125,6 @@ class JsonLinesFormat(TextFormat):
         )
         if failure is not None:  # only now, so that the documents before it are kept
             raise failure
-
-    def _select(self, rows: list[_Row]) -> tuple[list[_Row], Counts, list[_Row]]:
-        """Return the rows that --where keeps, counts of the others, and those that it keeps but that have no document;
-        without `--on-bad-file skip` only what is before the first such row."""
-        assert self.row_filter is not None
-        passes, left_out = self.row_filter.select_values([row.values for row in rows])
-        kept = list(compress(rows, passes))
-        bad = [row for row in kept if row.failure is not None]
-        if not bad:
-            return kept, left_out, []
-        if not self.settings.skip_bad:
-            kept, left_out, _ = self._select(rows[: next(i for i, row in enumerate(rows) if row is bad[0])])
-        return [row for row in kept if row.failure is None], left_out, bad
 
     def _join(self, rows: list[_Row]) -> TextChunk:
         """Return the documents of some lines as a chunk without cursors."""
@@ -164,8 +142,8 @@ class JsonLinesFormat(TextFormat):
         return offset
 
     def _parse_line(self, file: InputFile, line: bytes, offset: int) -> _Row:
-        """Return what is needed of a line; BadFileError if it has no document (with --where, only once it is known that
-        the line is kept), or if --where can't use it."""
+        """Return what is needed of a line; BadFileError if it has no document and --where keeps it, or if --where can't
+        use it."""
         # orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it knows
         # neither NaN nor half a character), and about every line without a document.
         try:
@@ -199,8 +177,7 @@ class JsonLinesFormat(TextFormat):
         except RecursionError as error:
             raise BadFileError(f"{place} is nested too deeply.") from error
         if not isinstance(row, dict):
-            hint = _unwrap(file) if isinstance(row, list) else None
-            raise BadFileError(f"{place} is a JSON {type(row).__name__}, not an object.", hint)
+            raise BadFileError(f"{place} is a JSON {type(row).__name__}, not an object.")
         values, name, column = self._values(file, row, offset), row.get("id"), self.settings.column
         document, failure = None, None
         if column not in row:
@@ -213,9 +190,9 @@ class JsonLinesFormat(TextFormat):
                 document = self._to_document(row[column])
             except (TypeError, ValueError) as error:
                 failure = BadFileError(f"{place}: {column!r} {error}.")
-        if failure is not None and self.row_filter is None:
+        if failure is not None and (self.row_filter is None or self.row_filter.select_values([values])[0][0]):
             raise failure
-        return _Row(document, name if isinstance(name, str) else None, replaced, values, failure=failure)
+        return _Row(document, name if isinstance(name, str) else None, replaced, values)
 
     def _to_document(self, value: Any) -> bytes | Ids:
         """Return a value as UTF-8, or as ids; TypeError or ValueError, with a phrase, if it can't be."""
@@ -258,22 +235,4 @@ def _too_long(file: InputFile, offset: int) -> BadFileError:
 
 def is_array(head: bytes) -> bool:
     """Tell whether a file is one JSON array, on one line or over many, by its beginning."""
-    lines = head.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    if len(head) >= SAMPLE_BYTES:
-        lines.pop()  # it may be cut off by the end of the sample
-    first, second = [*(line for line in lines if line.strip()), b"", b""][:2]
-    if not first.lstrip().startswith(b"["):
-        return False
-    return not second if _is_json(first) else bool(second) and not _is_json(second)
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line, parse_int=_parse_integer)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _unwrap(file: InputFile) -> str:
-    return f"If it is one array, convert it first: jq -c '.[]' {shlex.quote(file.path)} > converted.jsonl"
+    return head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")

@@ -30,7 +30,6 @@ from fineweb_shards.formats.parquet_file import (
 )
 from fineweb_shards.formats.row_filter import RowFilter
 from fineweb_shards.formats.rows import (
-    TOKEN_COUNT_VOCABULARY,
     append_chunk,
     split_rows,
     split_token_rows,
@@ -212,8 +211,6 @@ class ParquetFormat(Format):
         footer = opened.footer
         begins = batch.rows is None or batch.rows[0] == 0
         chunk = TextChunk(NO_TEXTS, Cursor(batch.file, batch.position) if begins else None, None)
-        if footer.note and begins and batch.position == 0:
-            chunk = replace(chunk, problems=(footer.note,))
         size_bytes = 0
         for group in range(batch.position, batch.end):
             try:
@@ -249,9 +246,7 @@ class ParquetFormat(Format):
                 if first == 0:  # of several batches of a row group, the first one reports it
                     raise
                 return
-            needed = len(footer.needed_columns)
-            reader = _RowReader(place, opened.parsed, group, list(opened.paths), needed, slice_rows)
-            self._rows = reader
+            reader = self._rows = _RowReader(place, opened.parsed, group, list(opened.paths), slice_rows)
         try:
             for row, row_slice in reader.read(first, end):
                 selection = self.row_filter.select(row_slice) if self.row_filter else None
@@ -277,11 +272,7 @@ class ParquetFormat(Format):
         """Add up the file's `token_count` over the documents that --where and these limits keep; None if it has no
         usable one, or if the columns that --where needs are large."""
         opened = self._begin_opening(file).result()
-        schema = opened.parsed.schema_arrow
-        if self.settings.vocabulary != TOKEN_COUNT_VOCABULARY or self.settings.tokens_column is not None:
-            return None
-        is_counted = self.settings.text_column == "text" and schema.names.count("token_count") == 1
-        if not is_counted or not pa.types.is_integer(schema.field("token_count").type):
+        if "token_count" not in opened.footer.count_columns:
             return None
         columns = list(dict.fromkeys(("token_count", *opened.footer.needed_columns[1:])))
         if self.row_filter and not _are_small(opened, self.row_filter.where.columns):
@@ -324,14 +315,12 @@ def _are_small(opened: ParquetSource, columns: Sequence[str]) -> bool:
 @dataclass
 class _RowReader:
     """Reads one row group from front to back. Where a damaged one ends must depend on nothing but the file. So whole
-    slices are decoded, whatever rows are asked for, and if columns that are not needed can't be read, the others are
-    read without them."""
+    slices are decoded, whatever rows are asked for."""
 
     place: str
     _file: Any  # pyarrow's ParquetFile
     _group: int
     _columns: list[str]  # the documents' first
-    _needed: int  # how many of them
     _slice_rows: int
     next_row: int = 0
     _rest: Any = None  # rows of the last slice that were not asked for yet
@@ -348,19 +337,6 @@ class _RowReader:
                 yield row, rows.slice(begin, used - begin)
 
     def _next_slice(self) -> Any:
-        try:
-            return self._decode_slice()
-        except BadFileError:
-            if len(self._columns) == self._needed:
-                raise
-        self._columns, self._slices = self._columns[: self._needed], None
-        rows, decoded = self._decode_slice(), 0
-        while decoded + len(rows) <= self.next_row:
-            decoded += len(rows)
-            rows = self._decode_slice()
-        return rows.slice(self.next_row - decoded)
-
-    def _decode_slice(self) -> Any:
         with translated_pyarrow_errors(f"{self.place} can't be read"):
             if self._slices is None:
                 self._slices = self._file.iter_batches(

@@ -8,6 +8,7 @@ gigabytes of memory. pyarrow has no limit for that, and does not show the header
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,7 +48,6 @@ class Footer:
     group_rows: tuple[int, ...]  # the number of rows of each row group
     group_bytes: tuple[int, ...]  # the size of each row group's text, or of its ids in memory
     first_rows: tuple[int, ...]  # the number, in the file, of each row group's first row
-    note: str | None  # to be shown to the user
     path: str  # of the documents' values in the file: their column or, of lists, `column.list.element`
 
 
@@ -78,7 +78,7 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
         if min((*rows, *sizes), default=0) < 0 or sum(rows) != metadata.num_rows:
             raise pa.ArrowInvalid(f"it counts {metadata.num_rows:,} rows, its row groups {sum(rows):,}")
         counted = settings.vocabulary == TOKEN_COUNT_VOCABULARY and not is_list
-        count_columns, note = _find_count_columns(file, schema, wanted) if counted else ((), None)
+        count_columns = _find_count_columns(schema, wanted) if counted else ()
         needed = {wanted: None}
         if settings.where is not None:
             row_filter = RowFilter(settings.where)
@@ -89,7 +89,7 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
                     hint = "Correct --where: numbers without quotes, texts in quotes; see docs/input.md."
                     raise BadFileError(f"{file.path}: column {name!r} {problem}.", hint)
     first_rows = tuple(accumulate(rows, initial=0))
-    return Footer(tuple(needed), count_columns, rows, sizes, first_rows, note, stored[index].path)
+    return Footer(tuple(needed), count_columns, rows, sizes, first_rows, stored[index].path)
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def _count_stored(kind: Any) -> int:
     """Return how many columns of a file a column of the schema has: one for each field inside it."""
     if isinstance(kind, pa.BaseExtensionType):
         return _count_stored(kind.storage_type)
-    if not pa.types.is_nested(kind) or pa.types.is_run_end_encoded(kind):
+    if not pa.types.is_nested(kind):
         return 1
     return sum(_count_stored(kind.field(i).type) for i in range(kind.num_fields))
 
@@ -124,17 +124,15 @@ def _type_of(file: InputFile, schema: pa.Schema, wanted: str, hint: str) -> Any:
     return schema.field(wanted).type
 
 
-def _find_count_columns(file: InputFile, schema: pa.Schema, text_column: str) -> tuple[tuple[str, ...], str | None]:
-    """Return FineWeb's columns about the tokens of `text`, and a note if they can't be used."""
+def _find_count_columns(schema: pa.Schema, text_column: str) -> tuple[str, ...]:
+    """Return FineWeb's columns about the tokens of `text`, if the file has them and they can be used."""
     names = schema.names
     unique = all(names.count(name) == 1 for name in TOKEN_COUNT_COLUMNS)
     if text_column != "text" or not unique or not set(names) >= _FINEWEB_COLUMNS:
-        return (), None
+        return ()
     count, name = (schema.field(column).type for column in TOKEN_COUNT_COLUMNS)
-    if not pa.types.is_integer(count):
-        return (), f"{file.path}: token_count holds {count}, not whole numbers, and is not compared with ours"
-    readable = is_text(name) or pa.types.is_integer(name)
-    return (TOKEN_COUNT_COLUMNS if readable else TOKEN_COUNT_COLUMNS[:1]), None
+    can_be_used = pa.types.is_integer(count) and (is_text(name) or pa.types.is_integer(name))
+    return TOKEN_COUNT_COLUMNS if can_be_used else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +245,9 @@ def _extents(group: Any) -> dict[str, tuple[int, int]]:
 DICTIONARY_PAGE = 2
 _HEADER_BYTES = 2**16  # more than any header, unless a writer puts whole texts into its statistics
 _FIRST_BYTES = 256
-# Types of Thrift's compact protocol.
-_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 12
-_INTEGERS = (4, 5, 6)
 _KINDS_OF_HEADERS = (5, 7, 8)  # fields that hold a struct whose first field is the number of values
+# Types of Thrift's compact protocol, all that page headers have.
+_TRUTH, _INTEGERS, _BINARY, _STRUCT = (1, 2), (4, 5, 6), 8, 12
 
 
 class Page(NamedTuple):
@@ -267,75 +264,48 @@ def read_pages(read_at: Callable[[int, int], bytes], offset: int, end: int) -> I
     damaged is found when it is read. `read_at` takes an offset and a size."""
     while offset < end:
         for size in (_FIRST_BYTES, _HEADER_BYTES):
-            header = _Header(read_at(offset, min(size, end - offset)))
+            header = io.BytesIO(read_at(offset, min(size, end - offset)))
             try:
-                page = header.read_page()
+                fields = _read_struct(header)
+                values = next((fields[number] for number in _KINDS_OF_HEADERS if number in fields), 0)
+                page = Page(fields[1], fields[2], fields[3], values)
                 break
-            except (IndexError, ValueError):
+            except (LookupError, ValueError, OverflowError, RecursionError):
                 continue
         else:
             return
+        if min(page) < 0:
+            return
         yield page
-        offset += header.position + page.packed_bytes
+        offset += header.tell() + page.packed_bytes
 
 
-class _Header:
-    """Thrift's compact protocol, as much of it as page headers have. IndexError if there are too few bytes, ValueError
-    if they are none of a header."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.position = 0
-
-    def read_page(self) -> Page:
-        values = self._read_fields()
-        kind, unpacked, packed = values.get(1), values.get(2), values.get(3)
-        if kind is None or unpacked is None or packed is None or min(kind, unpacked, packed) < 0:
-            raise ValueError("no page header")
-        counts = (values.get(number) for number in _KINDS_OF_HEADERS)
-        return Page(kind, unpacked, packed, next(filter(None, counts), 0))
-
-    def _read_fields(self) -> dict[int, int | None]:
-        """Return the fields of a struct by their numbers, None for one that is not a whole number; of a struct in it,
-        the value of its first field."""
-        number = 0
-        fields: dict[int, int | None] = {}
-        while (first := self._take()) != _STOP:
-            number = number + (first >> 4) if first >> 4 else self._integer()
-            fields[number] = self._read_value(first & 15)
-        return fields
-
-    def _read_value(self, kind: int) -> int | None:
+def _read_struct(data: io.BytesIO) -> dict[int, int]:
+    """Return the whole numbers in a struct of Thrift's compact protocol, by the numbers of their fields; of a struct in
+    it, its first field."""
+    number = 0
+    fields: dict[int, int] = {}
+    while first := data.read(1)[0]:
+        number = number + (first >> 4) if first >> 4 else _read_integer(data)
+        kind = first & 15
         if kind in _INTEGERS:
-            return self._integer()
-        if kind == _STRUCT:
-            return self._read_fields().get(1)
-        if kind in (_LIST, _SET):
-            first = self._take()
-            count = first >> 4 if first >> 4 != 15 else self._varint()
-            for _ in range(min(count, len(self._data))):
-                self._read_value(_BYTE if first & 15 in (_TRUE, _FALSE) else first & 15)
-        elif kind in (_BYTE, _DOUBLE):
-            self._take(1 if kind == _BYTE else 8)
+            fields[number] = _read_integer(data)
+        elif kind == _STRUCT:
+            fields[number] = _read_struct(data).get(1, 0)
         elif kind == _BINARY:
-            self._take(self._varint())
-        elif kind not in (_TRUE, _FALSE):
+            data.seek(_read_varint(data), io.SEEK_CUR)
+        elif kind not in _TRUTH:
             raise ValueError("no page header")
-        return None
+    return fields
 
-    def _take(self, size: int = 1) -> int:
-        """Return the next byte, and go `size` bytes further."""
-        self.position += size
-        if self.position > len(self._data):
-            raise IndexError(self.position)
-        return self._data[self.position - size] if size else 0
 
-    def _varint(self) -> int:
-        value = shift = 0
-        while (byte := self._take()) > 127:
-            value, shift = value | (byte & 127) << shift, shift + 7
-        return value | byte << shift
+def _read_varint(data: io.BytesIO) -> int:
+    value = shift = 0
+    while (byte := data.read(1)[0]) > 127:
+        value, shift = value | (byte & 127) << shift, shift + 7
+    return value | byte << shift
 
-    def _integer(self) -> int:
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)
+
+def _read_integer(data: io.BytesIO) -> int:
+    value = _read_varint(data)
+    return (value >> 1) ^ -(value & 1)

@@ -95,32 +95,9 @@ class RowFilter:
             return None
         if pa.types.is_nested(kind):
             return f"holds {kind}, which --where can't look into"
-        if wanted == "text" and _is_moment(kind):
-            return _find_wrong_moment(self.where.condition, name, kind)
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
         fits = {"number": is_number, "text": is_text(kind), "truth": pa.types.is_boolean(kind), "any": True}
         return None if fits[wanted] else f"holds {kind}; --where compares it with {IN_WORDS[wanted]}"
-
-
-def _is_moment(kind: Any) -> bool:
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
-
-
-def _find_wrong_moment(condition: Condition, name: str, kind: Any) -> str | None:
-    """Return a phrase about a text with which a column of dates can't be compared."""
-    match condition:
-        case Compare(column, test, value) if column == name:
-            if test in _PARTS_OF_TEXT:
-                return f"holds {kind}, not text: --where can't find {value!r} in it"
-            try:
-                _make_scalar(value).cast(kind)
-            except pa.ArrowInvalid:
-                return f"holds {kind}; --where compares it with {value!r}, which is none"
-        case Not(inner):
-            return _find_wrong_moment(inner, name, kind)
-        case AllOf(parts) | AnyOf(parts):
-            return next(filter(None, (_find_wrong_moment(part, name, kind) for part in parts)), None)
-    return None
 
 
 def _combine(condition: Condition, apply: Callable[[Compare | IsNull], Any]) -> Any:
@@ -176,9 +153,8 @@ def _test_column(column: Any, test: Compare | IsNull) -> Any:
         return compare(column, _make_scalar(value))
     if isinstance(value, str):
         # As bytes, because a column of strings need not hold valid UTF-8; their order is the same.
-        kind = kind if _is_moment(kind) else pa.large_binary()
-        wanted = value.encode() if test.operator in _PARTS_OF_TEXT else _make_scalar(value).cast(kind)
-        return compare(column.cast(kind), wanted)
+        wanted = value.encode() if test.operator in _PARTS_OF_TEXT else _make_scalar(value).cast(pa.large_binary())
+        return compare(column.cast(pa.large_binary()), wanted)
     if pa.types.is_integer(kind):
         return _test_integers(column, test.operator, value)
     return compare(column.cast(pa.float64()), _make_scalar(float(value)))

@@ -39,10 +39,10 @@ class Selection:
 
 
 def plain_type(kind: Any) -> Any:
-    """Return the type inside dictionaries, run-length encodings and extension types."""
+    """Return the type inside dictionaries and extension types."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
-    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+    if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     return kind
 
@@ -73,13 +73,6 @@ def unwrap(column: Any) -> Any:
         return unwrap(column.storage)
     if pa.types.is_dictionary(kind):
         return unwrap(column.dictionary).take(column.indices)  # `take` checks the indices
-    if pa.types.is_run_end_encoded(kind):
-        import pyarrow.compute as pc  # here: seldom needed, and it takes 40 ms
-
-        values = unwrap(column.values)
-        return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(column.run_ends, values))[
-            column.offset : column.offset + len(column)
-        ]
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         return column.cast(pa.large_binary())
     return column

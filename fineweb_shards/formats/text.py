@@ -5,7 +5,8 @@ The rules:
 - A byte order mark at the start of a file is dropped; a file whose beginning is no text is refused.
 - CRLF is read as LF, as editors and Python's text mode do, in a separator as well. A lone CR stays.
 - Invalid UTF-8 becomes U+FFFD and is counted.
-- Of a damaged compressed file every document is read that ends before the damage.
+- Of a damaged compressed file every document is read that ends before the damage; one that is longer than a batch
+  and cut off there stops the run, because its beginning is encoded by then.
 - A document is the text between two separators, otherwise unchanged; empty ones are dropped.
 - `blank`: one or more empty lines (so no document begins with an empty line, and only the last one of a file
   can end with a line end). `line`: a line end. `auto`: what text_samples.py finds.
@@ -18,9 +19,9 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from fineweb_shards.errors import BadFileError, ChangedError
+from fineweb_shards.errors import BadFileError, ChangedError, InputError
 from fineweb_shards.formats.base import Format, ReadSettings, decode_texts, is_utf8
 from fineweb_shards.formats.ranges import (
     FARTHEST_BYTES,
@@ -86,8 +87,10 @@ class TextFormat(Format):
             finder = RangeFinder(make_separator(name), self.settings.batch_bytes, rule)
             found = finder.find_ranges(view, start, starts_mid_document)
             ranges = (self._report_uncut(file, part) if part.is_uncut else part for part in found)
-            with contextlib.closing(DamageLookahead(file, self.place, finder)) as lookahead:
-                yield from batches_of(file, view, ranges, name, lookahead)
+            for batch in batches_of(file, view, ranges, name):
+                if batch.broken_off and batch.starts_mid_document:
+                    self._refuse_torn(file, view, batch)
+                yield batch
 
     def _report_uncut(self, file: InputFile, part: Range) -> Range:
         error = BadFileError(
@@ -97,6 +100,17 @@ class TextFormat(Format):
             "such a document: --on-bad-file skip.",
         )
         return replace(part, problem=self.leave_out(error))
+
+    def _refuse_torn(self, file: InputFile, view: ByteView, batch: Batch) -> None:
+        """Stop if damage cuts off a document that is longer than a batch: its beginning is encoded already."""
+        documents = make_separator(batch.separator).split(self.read_range(file, batch), True)
+        if len(documents.starts) == 1 and isinstance(view, StreamView) and view.failure is not None:
+            if not self.settings.skip_bad:
+                raise view.failure
+            raise InputError(
+                f"{view.failure.message} A long document is cut off there, whose beginning is encoded already.",
+                "Repair the file or take it out of the input, and start over: another --out, or --fresh.",
+            )
 
     def share_before(self, file: InputFile, position: int) -> float | None:
         is_unknown = file.is_pipe or file.compression is not None or not file.size_bytes
@@ -169,46 +183,11 @@ class TextFormat(Format):
             self._sources.popitem()[1].close()
 
 
-@dataclass
-class DamageLookahead:
-    """Reads ahead in a compressed file to the end of a document that is longer than a batch: no piece of it may go to a
-    worker before it is known that the document is not cut off by damage."""
-
-    file: InputFile
-    place: Place
-    finder: RangeFinder
-    _view: StreamView | None = None
-    _whole_until: int = 0
-
-    def close(self) -> None:
-        if self._view is not None:
-            self._view.close()
-
-    def find_damage(self, offset: int) -> StreamView | None:
-        """Return the view that has read up to the damage that cuts off the document at `offset`, else None."""
-        if self.file.compression is None or offset < self._whole_until:
-            return None  # only compressed files have such damage
-        view = self._view = self._view or StreamView(self.file, open_stream(self.file, self.place))
-        view.skip_to(offset)
-        start = end = offset
-        for part in self.finder.find_ranges(view, offset, True):
-            start, end = part.start, part.end
-            if not part.ends_mid_document:
-                break
-            view.forget(end)
-        if not view.is_cut_off_at(end):
-            self._whole_until = end
-            return None
-        documents = self.finder.separator.split(view.read_at(start, end - start), True)
-        return None if len(documents.starts) > 1 else view
-
-
 def batches_of(
     file: InputFile,
     view: ByteView,
     ranges: Iterator[Range],
     separator: str,
-    lookahead: DamageLookahead | None = None,
 ) -> Iterator[Batch]:
     """Turn ranges into batches: references if workers can read the file themselves, else with the bytes."""
     for part in ranges:
@@ -216,27 +195,24 @@ def batches_of(
             yield Batch(file.index, part.start, part.end, 0, problem=part.problem)
             continue
         size = part.end - part.start
-        damage = lookahead.find_damage(part.end) if lookahead and part.ends_mid_document else None
         payload, broken_off = None if size else SharedBytes(b""), False
         if isinstance(view, StreamView):
             payload = view.share_at(part.start, size)
-            broken_off = damage is not None or view.is_cut_off_at(part.end)
+            broken_off = view.is_cut_off_at(part.end)
             view.forget(part.end)
         yield Batch(
             file.index,
             part.start,
-            damage.size_bytes if damage else part.end,
+            part.end,
             size,
             starts_mid_document=part.starts_mid_document,
-            ends_mid_document=part.ends_mid_document and damage is None,
+            ends_mid_document=part.ends_mid_document,
             starts_at_seam=part.starts_at_seam,
-            ends_at_seam=part.ends_at_seam and damage is None,
+            ends_at_seam=part.ends_at_seam,
             separator=separator,
             payload=payload,
             broken_off=broken_off,
         )
-        if damage is not None and damage.failure is not None:
-            raise damage.failure
     if isinstance(view, StreamView) and view.failure is not None:
         raise view.failure
 

@@ -11,8 +11,8 @@ become one document, because a model trained on that never sees an end of text.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from fineweb_shards.errors import BadFileError, UsageError
 from fineweb_shards.formats.ranges import ByteView, StreamView
 from fineweb_shards.formats.registry import TEXT
-from fineweb_shards.storage.place import STANDARD_INPUT, InputFile
+from fineweb_shards.storage.place import InputFile
 from fineweb_shards.units import show_number_of
 
 SAMPLE_BYTES = 64 * 1024
@@ -30,37 +30,22 @@ HEAD_BYTES = 2**20  # the first sample to find separators in, and the only one o
 # Chinese in GBK have more than 60.
 _MOST_ILLEGIBLE = 1 / 4
 _LEAST_ILLEGIBLE_BYTES = 4  # a file may hold nothing but a name in Latin-1
-_FEW_CONTROLS = 1 / 100  # text in any 8-bit encoding has fewer control characters
-_CONTINUATIONS = bytes(range(0x80, 0xC0))  # after the first byte of a character: a sample may begin with them
-_CONTROLS_OF_LATIN_1 = {*range(0x80, 0xA0)}  # letters and quotes in Windows' encodings
-_ASCII = bytes(range(128))
 _CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
-_WIDE_MARKS = {  # the longer first: the mark of UTF-32LE begins with that of UTF-16LE
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
+_MARKS_OF_UTF_16_AND_32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 # Every text has some of these: space, line end, and the Chinese space, comma and full stop. Bytes that are not UTF-16
 # or UTF-32 hardly ever decode to them.
 _COMMON = " \n\u3000\u3001\u3002"
 _COMMON_SHARE = 1 / 100
+_CONVERT = "Convert text in another encoding to UTF-8 first: iconv -f ENCODING -t UTF-8 FILE > converted.txt"
+# What may hold so much text that it is only recognised by how it begins.
 _KINDS = {
     b"%PDF-": ("a PDF", "Extract its text first, with pdftotext for example"),
     b"PAR1": ("a parquet file", "Name it .parquet, or say --format parquet"),
     b"ARROW1\0\0": ("an Arrow file", "Write its table as parquet first, with pyarrow for example"),
     b"\xff\xff\xff\xff": ("an Arrow stream", "Write it as parquet first: Dataset.to_parquet of `datasets`"),
-    b"FEA1": ("a Feather file", "Write its table as parquet first, with pyarrow for example"),
     b"PK\x03\x04": ("a zip file", "Unpack it first"),
     b"\x1f\x8b": ("a gzip file", "Its name must end in .gz"),
     b"\x28\xb5\x2f\xfd": ("a zstd file", "Its name must end in .zst"),
-    b"BZh": ("a bzip2 file", "Unpack it first"),
-    b"\xfd7zXZ\0": ("an xz file", "Unpack it first"),
-    b"7z\xbc\xaf\x27\x1c": ("a 7-Zip file", "Unpack it first"),
-    b"\x7fELF": ("a program", "Check --input"),
-    b"\x89PNG": ("a picture", "Check --input"),
-    b"\xff\xd8\xff": ("a picture", "Check --input"),
-    b"\x93NUMPY": ("an array of NumPy", "Check --input"),
 }
 
 
@@ -72,65 +57,29 @@ def check_is_text(file: InputFile, head: bytes) -> None:
     text = decoder.decode(head, final=len(head) < SAMPLE_BYTES)
     invalid = text.count("\ufffd") - head.count("\ufffd".encode())
     illegible = controls + invalid
+    kind, next_step = next((_KINDS[magic] for magic in _KINDS if head.startswith(magic)), (None, ""))
     # Nearly any two bytes are a character of UTF-16: UTF-8 with a few NULs must not be taken for it.
     is_utf8 = not invalid and illegible <= _MOST_ILLEGIBLE * len(head)
-    encoding = _find_wide_encoding(head, marked_only=is_utf8)
-    kind, next_step = next((_KINDS[magic] for magic in _KINDS if head.startswith(magic)), (None, ""))
-    if encoding is not None:
-        sentence, next_step = f"this text is {encoding}", convert_hint(file, encoding)
+    if head.startswith(_MARKS_OF_UTF_16_AND_32) or (not is_utf8 and _is_wide(head)):
+        sentence, next_step = "this text is UTF-16 or UTF-32, not UTF-8", _CONVERT
     elif kind is not None and illegible:
         sentence = f"this is {kind}, no text"
     elif illegible < _LEAST_ILLEGIBLE_BYTES or illegible <= _MOST_ILLEGIBLE * len(head):
         return
     else:
         share = f"{illegible / len(head):.0%} of its first {len(head):,} bytes".replace("%", " %")
-        sentence = f"this is no text: {share} are neither UTF-8 nor printable"
-        next_step = "Check --input"
-        if controls <= _FEW_CONTROLS * len(head):
-            sentence = f"this text is in another encoding: {share} are no UTF-8"
-            next_step = convert_hint(file, "ENCODING")
+        sentence, next_step = f"this is no text: {share} are neither UTF-8 nor printable", f"Check --input. {_CONVERT}"
     raise BadFileError(f"{file.path}: {sentence}.", f"{next_step}; or leave it out: --on-bad-file skip.")
 
 
-def guess_encoding(samples: Sequence[bytes]) -> str | None:
-    """Return the 8-bit encoding that a text seems to have, by samples; None if it is UTF-8, also with a few bad bytes,
-    which no conversion would mend."""
-    invalid = valid = 0
-    for sample in samples:
-        if not sample.isascii():
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            text = decoder.decode(sample.lstrip(_CONTINUATIONS))
-            invalid += (replaced := text.count("\ufffd"))
-            valid += len(text.encode().translate(None, _ASCII).decode()) - replaced
-    if not invalid or valid >= invalid:
-        return None
-    return "WINDOWS-1252" if any(set(sample) & _CONTROLS_OF_LATIN_1 for sample in samples) else "ISO-8859-1"
-
-
-def _find_wide_encoding(head: bytes, *, marked_only: bool) -> str | None:
-    """Recognise UTF-16 and UTF-32 by their marks or, unless `marked_only`, by common characters."""
-    for mark, name in _WIDE_MARKS.items():
-        if head.startswith(mark):
-            return name
-    for name in () if marked_only else ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE"):
-        try:
+def _is_wide(head: bytes) -> bool:
+    """Recognise UTF-16 and UTF-32 without their marks by common characters."""
+    for name in ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE"):
+        with contextlib.suppress(UnicodeDecodeError):
             text = codecs.getincrementaldecoder(name)("strict").decode(head)
-        except UnicodeDecodeError:
-            continue
-        if text and sum(map(text.count, _COMMON)) > _COMMON_SHARE * len(text):
-            return name
-    return None
-
-
-def convert_hint(file: InputFile, encoding: str) -> str:
-    """Say how to convert a file from another encoding, in a line that can be pasted."""
-    convert = f"iconv -f {encoding} -t UTF-8"
-    if file.path == STANDARD_INPUT:
-        return f"Convert it first: … | {convert} | fineweb-shards …"
-    path = shlex.quote(file.path)
-    unpack = {"gzip": "zcat", "zstd": "zstdcat"}.get(file.compression or "")
-    words = f"{unpack} {path} | {convert}" if unpack else f"{convert} {path}"
-    return f"Convert it first: {words} > converted.txt"
+            if sum(map(text.count, _COMMON)) > _COMMON_SHARE * len(text):
+                return True
+    return False
 
 
 # What separates documents
@@ -169,7 +118,7 @@ def detect_separator(samples: Sequence[bytes]) -> str:
 
 def find_separator(file: InputFile, view: ByteView) -> str:
     """Return what separates the documents of a text: what was found before the run, or what is found now in a file that
-    was not on this machine."""
+    was not on this machine, or is compressed."""
     if file.separator in ("blank", END_OF_TEXT):
         return file.separator
     samples = [view.read_at(0, HEAD_BYTES)]
@@ -179,7 +128,7 @@ def find_separator(file: InputFile, view: ByteView) -> str:
         offsets = sample_offsets(view.size_bytes, _REMOTE_SAMPLES)[1:]
         samples += [view.read_at(offset, SAMPLE_BYTES) for offset in offsets]
     found = detect_separator(samples)
-    if found == _UNKNOWN and file.size_bytes > SAMPLE_BYTES:
+    if found == _UNKNOWN and (file.compression or file.size_bytes > SAMPLE_BYTES):
         raise _ask(file)
     return "blank" if found == _UNKNOWN else found
 
@@ -187,11 +136,11 @@ def find_separator(file: InputFile, view: ByteView) -> str:
 def settle_separators(files: Sequence[InputFile]) -> tuple[tuple[InputFile, ...], str | None]:
     """Return the files, each text with its separator, and a note about those in which none was found. If such a one is
     large, or alone, raise UsageError: only the user knows. A small file among others is most likely a document. Texts
-    that are not on this machine are looked at when they are read."""
+    that are compressed, or not on this machine, are looked at when they are read."""
     texts = [file for file in files if file.format == TEXT and file.problem is None]
     unknown = [file for file in texts if file.separator == _UNKNOWN]
     for file in unknown:
-        if len(texts) == 1 or file.size_bytes > SAMPLE_BYTES or file.compression or file.is_pipe:
+        if len(texts) == 1 or file.size_bytes > SAMPLE_BYTES or file.is_pipe:
             raise _ask(file)
     settled = {file.index: file.separator or AUTO for file in texts}
     settled |= {file.index: "blank" for file in unknown}

@@ -300,7 +300,6 @@ def _open_files(
         is_earlier_output=find_earlier_outputs(open_bucket),
         val_inputs=config.val_input,
         skip_bad=settings.skip_bad,
-        column=settings.column,
         find_separators=config.separator == AUTO and not (begun and begun.shards),
         note=notes.append,
         open_bucket=open_bucket,

@@ -10,13 +10,13 @@ from __future__ import annotations
 import errno
 import fnmatch
 import glob
+import heapq
 import os
 import shlex
 import stat
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path, PurePosixPath
 
 from fineweb_shards.errors import InputError, UsageError, closest
@@ -44,8 +44,6 @@ class Found:
     info: ObjectInfo | None = None  # of an object in a bucket
     is_pipe: bool = False
     for_validation: bool = False
-    given: str = ""  # the flag and value that it was found by, if that stands for several files
-    every: str = ""  # a glob for all of those, without an ending
 
     @property
     def real_path(self) -> str:
@@ -73,17 +71,15 @@ def find_inputs(flag: str, inputs: tuple[str, ...], search: Search) -> list[Foun
         others = [one for one in expanded if not search.is_output(one.path)]
         earlier = [one for one in others if search.is_earlier_output(one.path)]
         found = [one for one in others if not search.is_earlier_output(one.path)]
-        if earlier and not found:
-            folder = os.path.dirname(earlier[0].path) or os.curdir
+        if expanded and not found:
+            folder = os.path.dirname(expanded[0].path) or os.curdir
             raise InputError(
                 f"{flag} {text}: these are shards that a build has made, with their manifest, and no texts.",
                 "Nothing has to be built to train on them. To copy them into another layout or size: "
                 f"fineweb-shards export {shlex.quote(folder)} --layout NAME --out FOLDER",
             )
-        if expanded and not found:
-            raise InputError(f"{flag} {text}: holds only our own output.", f"Check {flag} and --out.")
         if earlier:
-            count, names = show_number_of(len(earlier), "file"), first_few([one.name for one in earlier])
+            count, names = show_number_of(len(earlier), "file"), first_few([readable_name(one.name) for one in earlier])
             search.note(f"{flag} {text}: {count} skipped, made by an earlier build: {names}")
         taken += found
     return taken
@@ -96,8 +92,8 @@ def readable_name(name: str) -> str:
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Show the names of some files, as they are on the disk."""
-    return ", ".join(readable_name(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
+    """Show some names."""
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _expand(flag: str, text: str, search: Search) -> list[Found]:
@@ -187,7 +183,6 @@ class _Findings:
 def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folder: bool) -> list[Found]:
     """Return the files that can be read, by their endings; note which ones are skipped."""
     given = f"{flag} {text}"
-    every = f"{text.rstrip('/')}/**/*" if is_folder else f"{text.rpartition('/')[0] or os.curdir}/*"
     # A glob may itself fix the ending of its files, as `*.log` does.
     last = os.path.basename(text)
     ending = os.path.splitext(last)[1]
@@ -196,68 +191,61 @@ def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folde
     paths = {name: findings.path_of(name) for name in findings.files}
     made = {name for name in paths if search.is_output(paths[name]) or search.is_earlier_output(paths[name])}
     taken = [name for name in paths if any_ending or split_suffixes(name)[0] or name in made]
-    skipped = sorted({*findings.files, *findings.not_files} - {*taken})
+    skipped = [readable_name(name) for name in sorted({*findings.files, *findings.not_files} - {*taken})]
     if not taken and not findings.unreadable:
-        if is_folder:
-            there = f"; there is {first_few(skipped)}" if skipped else ""
-            why = f"the folder holds no {', '.join(BY_ENDING)} file (with .gz or .zst, or without){there}"
-            hint = "Name the files with a glob, or say what they are with --format."
-        elif skipped:
-            why = f"none of what matches has a known ending: {first_few(skipped)}"
-            hint = f"Known are {', '.join(BY_ENDING)}; say what the files are with --format."
-        else:
-            why, hint = "no file matches", "Check the pattern (and quote it)."
+        why, hint = "no file matches", "Check the pattern (and quote it)."
+        if is_folder or skipped:
+            why = f"holds no file with a known ending{': ' if skipped else ''}{first_few(skipped)}"
+            hint = f"Known are {', '.join(BY_ENDING)}, also with .gz or .zst; say what the files are with --format."
         raise InputError(f"{given}: {why}.", hint)
     if skipped:
-        kind = "unsupported file type" if findings.not_files else "unknown ending"
         count = show_number_of(len(skipped), "file")
-        search.note(f"{given}: {count} skipped: {kind}: {first_few(skipped)}")
+        search.note(f"{given}: {count} skipped: unsupported file type: {first_few(skipped)}")
     if findings.repeated_folders:
-        folders = first_few(sorted(findings.repeated_folders))
+        folders = first_few([readable_name(name) for name in sorted(findings.repeated_folders)])
         search.note(f"{given}: not followed, because it leads to a folder that is read anyway: {folders}")
     problems = {name: f"{findings.path_of(name)}: {why}." for name, why in findings.unreadable.items()}
     names = sorted({*taken, *problems})
-    common = partial(Found, given=given, every=every)
-    return [common(findings.path_of(name), name, problems.get(name), findings.objects.get(name)) for name in names]
+    return [Found(findings.path_of(name), name, problems.get(name), findings.objects.get(name)) for name in names]
 
 
 def _missing_error(given: str, path: Path) -> InputError:
     """Return an error that says why a path is neither a file nor a folder, with what was probably meant, or what is
     there instead."""
+    why, hint = "neither a file nor a folder", "Name a file, a folder or a glob that can be read."
     try:
         os.stat(path)
-        why = "neither a file nor a folder"
-    except FileNotFoundError:
-        why = f"a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else ""
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-    if why:
-        return InputError(f"{given}: {why}.", "Name a file, a folder or a glob that can be read.")
+        why = _why_unreadable(path, error)
+    if why != "no such file or folder":
+        return InputError(f"{given}: {why}.", hint)
     folder = path.parent
     missing = next((one for one in reversed(path.parents) if not os.path.isdir(one)), None)
-    names = sorted(os.listdir(folder)) if missing is None and os.access(folder, os.R_OK) else []
-    here = "The current folder" if folder == Path() else str(folder)
+    names = sorted(map(readable_name, os.listdir(folder))) if missing is None and os.access(folder, os.R_OK) else []
     if missing is not None:
         hint = f"There is no folder {missing}, either."
-    elif match := closest(path.name, names[:_COMPARED_NAMES]):
-        hint = f"Did you mean {folder / match}?"
-    else:
-        hint = f"{here} has {first_few(names)}." if names else f"{here} is empty, or can't be read."
-    return InputError(f"{given}: no such file or folder.", hint)
+    elif names:
+        here = "The current folder" if folder == Path() else str(folder)
+        match = closest(path.name, names[:_COMPARED_NAMES])
+        hint = f"Did you mean {folder / match}?" if match else f"{here} has {first_few(names)}."
+    return InputError(f"{given}: {why}.", hint)
+
+
+def _why_unreadable(path: str | Path, error: OSError) -> str:
+    """Say why nothing can be found out about a path."""
+    if error.errno != errno.ENOENT:
+        return error.strerror or str(error)
+    return f"a link to {os.readlink(path)}, which is not there" if os.path.islink(path) else "no such file or folder"
 
 
 def _walk(root: str, pattern: _Rest) -> _Findings:
     """Find everything below a folder that matches a pattern, by the rules of the shell: nothing hidden, and `**` is any
     number of folders."""
     findings = _Findings(root)
-    folders = [("", frozenset([pattern]))] if os.path.isdir(root) else []
-    links: list[tuple[str, frozenset[_Rest]]] = []
+    folders = [(False, "", frozenset([pattern]))] if os.path.isdir(root) else []
     read: set[tuple[int, int, frozenset[_Rest]]] = set()
-    while folders or links:
-        if not folders:  # links last, so that a folder is named by its own path, not by a link's
-            links.sort(key=lambda link: link[0], reverse=True)
-            folders.append(links.pop())
-        folder, wanted = folders.pop()
+    while folders:
+        _, folder, wanted = heapq.heappop(folders)  # links last, so that a folder is named by its own path
         path = findings.path_of(folder)
         wanted |= {rest[1:] for rest in wanted if rest[0] == _ANY_DEPTH}
         heads = {rest[0] for rest in wanted}
@@ -277,33 +265,20 @@ def _walk(root: str, pattern: _Rest) -> _Findings:
         read.add(key)
         for name in names:
             matching = [rest for rest in wanted if _matches(name, rest[0])]
-            if matching:
-                relative = f"{folder}/{name}" if folder else name
-                deeper = _visit(findings, relative, matching)
-                if deeper:
-                    is_link = os.path.islink(findings.path_of(relative))
-                    (links if is_link else folders).append((relative, deeper))
+            deeper = frozenset(rest if rest[0] == _ANY_DEPTH else rest[1:] for rest in matching) - {()}
+            relative = f"{folder}/{name}" if folder else name
+            below = findings.path_of(relative)
+            try:
+                mode = os.stat(below).st_mode if matching else 0
+            except OSError as error:
+                findings.unreadable[relative] = _why_unreadable(below, error)
+                continue
+            if stat.S_ISDIR(mode) and deeper:
+                heapq.heappush(folders, (os.path.islink(below), relative, deeper))
+            elif any(len(rest) == 1 for rest in matching):
+                (findings.files if stat.S_ISREG(mode) else findings.not_files).append(relative)
     findings.files.sort()
     return findings
-
-
-def _visit(findings: _Findings, name: str, matching: list[_Rest]) -> frozenset[_Rest]:
-    """Add what has a name to the findings. Return what is still to be matched below it, if it is a folder in which to
-    look."""
-    path = findings.path_of(name)
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        is_broken = os.path.islink(path) and error.errno == errno.ENOENT
-        why = f"a link to {os.readlink(path)}, which is not there" if is_broken else str(error.strerror)
-        findings.unreadable[name] = why
-        return frozenset()
-    deeper = frozenset(rest if rest[0] == _ANY_DEPTH else rest[1:] for rest in matching) - {()}
-    if stat.S_ISDIR(mode) and deeper:
-        return deeper
-    if any(len(rest) == 1 for rest in matching):
-        (findings.files if stat.S_ISREG(mode) else findings.not_files).append(name)
-    return frozenset()
 
 
 def _with_files(pattern: _Rest) -> _Rest:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
-import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 from fineweb_shards.errors import BadFileError, ChangedError, InputError
@@ -25,20 +22,16 @@ from fineweb_shards.formats.text_samples import (
     HEAD_BYTES,
     SAMPLE_BYTES,
     check_is_text,
-    convert_hint,
     detect_separator,
-    guess_encoding,
     sample_offsets,
 )
 from fineweb_shards.sources.discovery import Found, OpenBucket, Search, find_inputs, first_few, readable_name
 from fineweb_shards.storage.bucket import Bucket, content_hash
-from fineweb_shards.storage.local import LocalPlace, open_pipe
+from fineweb_shards.storage.local import open_pipe
 from fineweb_shards.storage.place import BUCKET, LOCAL, STANDARD_INPUT, InputFile
-from fineweb_shards.storage.streams import DamagedStreamError, open_unpacker
 from fineweb_shards.units import show_number_of
 
 _SAMPLES = 8
-_NEARLY_ALL = 3 / 4
 _NOT_IN_THE_MANIFEST = (
     "index", "path", "format", "place", "problem", "is_pipe", "for_validation", "separator",
 )  # fmt: skip
@@ -54,7 +47,6 @@ def find_files(
     val_inputs: tuple[str, ...] = (),
     skip_bad: bool = False,
     find_separators: bool = False,
-    column: str = "text",
     note: Callable[[str], None] = lambda text: None,
     open_bucket: OpenBucket = Bucket,
 ) -> tuple[InputFile, ...]:
@@ -63,8 +55,7 @@ def find_files(
 
     The program's own output is never input, even if --out is inside the input's folder, nor is that of another build.
     What can't be read is an error or, with `skip_bad`, a file with a problem. With `find_separators`, texts on this
-    machine get what was found between their documents. `column` holds the documents of JSON lines. `note` is called
-    with what was skipped, and what may be a mistake.
+    machine get what was found between their documents. `note` is called with what was skipped.
     """
     if not inputs:
         raise InputError(
@@ -75,14 +66,19 @@ def find_files(
     found = [replace(one, for_validation=True) for one in find_inputs("--val-input", val_inputs, search)]
     taken = {one.real_path for one in found}
     others = find_inputs("--input", inputs, search)
-    shared = [one.name for one in others if taken and one.real_path in taken]
+    shared = [readable_name(one.name) for one in others if taken and one.real_path in taken]
     if shared:
         count = show_number_of(len(shared), "file")
         note(f"--val-input: {count} of --input for validation only: {first_few(shared)}")
     found += [one for one in others if not taken or one.real_path not in taken]
-    files = _describe_all(found, format_name, find_separators, note)
-    if format_name == "auto":
-        _check_odd_files(zip(found, files, strict=True), column, skip_bad, note)
+    files: list[InputFile] = []
+    for index, one in enumerate(found):
+        file, samples = _describe(index, one, format_name)
+        if find_separators and samples and file.format == TEXT:
+            with contextlib.suppress(BadFileError):  # it is refused when it is its turn
+                check_is_text(file, samples[0][:SAMPLE_BYTES])
+                file = replace(file, separator=detect_separator(samples))
+        files.append(file)
     bad = [file.problem for file in files if file.problem is not None]
     if bad and not skip_bad:
         more = f" ({len(bad) - 1:,} more can't be read either.)" if len(bad) > 1 else ""
@@ -90,37 +86,8 @@ def find_files(
     return tuple(files)
 
 
-def _describe_all(
-    found: Sequence[Found], format_name: str, find_separators: bool, note: Callable[[str], None]
-) -> list[InputFile]:
-    """Describe files; note which ones seem to be in another encoding than UTF-8."""
-    files: list[InputFile] = []
-    foreign: list[tuple[InputFile, str]] = []
-    for index, one in enumerate(found):
-        file, samples = _describe(index, one, format_name)
-        files.append(file)
-        if not samples or not FORMATS[file.format].is_text:
-            continue
-        try:
-            check_is_text(file, samples[0][:SAMPLE_BYTES])
-        except BadFileError:
-            continue  # it is refused when it is its turn
-        if encoding := guess_encoding(samples):
-            foreign.append((file, encoding))
-        if find_separators and file.format == TEXT:
-            files[-1] = replace(file, separator=detect_separator(samples))
-    if foreign:
-        (file, encoding), others = foreign[0], len(foreign) - 1
-        more = f" (so are {others:,} more files)" if others else ""
-        note(
-            f"{file.path}: no UTF-8, but perhaps {encoding}{more}: what is no UTF-8 becomes U+FFFD. "
-            f"{convert_hint(file, encoding)}"
-        )
-    return files
-
-
 def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, list[bytes]]:
-    """Return a file, and samples of its content if it is on this machine; the first is its beginning."""
+    """Return a file, and samples of its content if it is on this machine and not packed; the first is its beginning."""
     path = found.path
     known, compression = split_suffixes(found.name)
     kind = (known or TEXT) if format_name == "auto" else format_name
@@ -160,78 +127,7 @@ def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, li
         return replace(file, problem=f"{path}: {error.strerror}."), []
     digest = hashlib.sha256(b"".join(samples)).hexdigest()
     file = replace(file, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, content_hash=digest)
-    return file, [_unpack_head(file)] if compression else [head, *samples[1:]]
-
-
-def _unpack_head(file: InputFile) -> bytes:
-    """Return the beginning of a compressed file's text; of a damaged one what can be read, because the damage is
-    reported when it is its turn."""
-    head = bytearray()
-    with (
-        contextlib.suppress(DamagedStreamError, OSError),
-        contextlib.closing(open_unpacker(partial(LocalPlace().stream, file), file.compression or "")) as text,
-    ):
-        while len(head) < HEAD_BYTES and (data := text.read(HEAD_BYTES)):
-            head += data
-    return bytes(head)
-
-
-# Find the odd file in a folder of another kind, such as a dataset's metadata (.json) among parquet files.
-
-
-def _check_odd_files(
-    described: Iterable[tuple[Found, InputFile]], column: str, skip_bad: bool, note: Callable[[str], None]
-) -> None:
-    """Note files of another kind than nearly all that the same --input stands for, and refuse a `.json` among others
-    that holds no JSON lines. `column` holds the documents."""
-    groups: dict[tuple[str, str], list[InputFile]] = {}
-    for one, file in described:
-        if one.given and file.problem is None:
-            groups.setdefault((one.given, one.every), []).append(file)
-    for (given, every), group in groups.items():
-        usual, count = Counter(file.format for file in group).most_common(1)[0]
-        odd = [file for file in group if file.format != usual]
-        if not odd:
-            continue
-        ending = Counter(os.path.splitext(file.name)[1] for file in group if file.format == usual)
-        leave_out = f"{given.partition(' ')[0]} {shlex.quote(every + ending.most_common(1)[0][0])}"
-        for file in odd:
-            if not skip_bad and _holds_no_documents(file, column):
-                raise InputError(
-                    f"{given}: {file.name} holds no JSON lines with the key {column!r}, and {count:,} of "
-                    f"{len(group):,} files there are {usual}.",
-                    f"If it is no input, leave it out: {leave_out}",
-                )
-        if count >= _NEARLY_ALL * len(group):
-            others = " and ".join(sorted({file.format for file in odd}))
-            note(
-                f"{given}: {count:,} of {len(group):,} files are {usual}; also read ({others}): "
-                f"{_name_few([file.name for file in odd])}. To read {usual} only: {leave_out}"
-            )
-
-
-def _holds_no_documents(file: InputFile, column: str) -> bool:
-    """Tell whether a `.json` file on this machine is no JSON lines, by its first line: such files are often a dataset's
-    metadata. One that can't be judged may be."""
-    if not file.path.lower().endswith(".json") or file.is_remote or file.is_pipe:
-        return False
-    try:
-        with open(file.path, "rb") as content:
-            head = content.read(SAMPLE_BYTES)
-    except OSError:
-        return False  # reported when it is read
-    first, line_end, _ = head.lstrip().partition(b"\n")
-    if len(head) == SAMPLE_BYTES and not line_end:
-        return False
-    try:
-        row = json.loads(first)
-    except (ValueError, RecursionError):
-        return True
-    return not isinstance(row, dict) or column not in row
-
-
-def _name_few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return file, [] if compression else [head, *samples[1:]]
 
 
 # What the manifest has of the files, and whether they are still the same on a resume.
@@ -288,34 +184,21 @@ def check_same_files(files: tuple[InputFile, ...], recorded: list[_Record], *, s
 
 def _check_same_names(files: tuple[InputFile, ...], recorded: list[_Record]) -> None:
     """Raise ChangedError if there are other files, or in another order, or others for validation."""
-    now, before = [file.name for file in files], [str(old["name"]) for old in recorded]
-    val_now = [file.name for file in files if file.for_validation]
-    val_before = [str(old["name"]) for old in recorded if old.get("for_validation")]
-    if val_now != val_before:
-        was, is_now = (
-            f"{show_number_of(len(names), 'file')} ({_name_few(names)})" if names else "not set"
-            for names in (val_before, val_now)
-        )
-        raise ChangedError(
-            f"--val-input was {was} when these shards were begun and is {is_now} now.",
-            "Give the same --val-input, or start over: another --out, or --fresh.",
-        )
+    now = [f"{file.name} of --val-input" if file.for_validation else file.name for file in files]
+    before = [f"{old['name']} of --val-input" if old.get("for_validation") else str(old["name"]) for old in recorded]
     new, missing = [*(Counter(now) - Counter(before))], [*(Counter(before) - Counter(now))]
     changes = [
-        f"{len(names):,} {what} ({_name_few(names)})" for what, names in (("new", new), ("missing", missing)) if names
+        f"{len(names):,} {what} ({first_few(names)})" for what, names in (("new", new), ("missing", missing)) if names
     ]
+    if now == before:
+        return
     if changes:
-        raise ChangedError(
-            f"The input has other files than when these shards were begun: {' and '.join(changes)}.",
-            _RESTORE_HINT,
-        )
-    for number, (name, old) in enumerate(zip(now, before, strict=True), 1):
-        if name != old:
-            raise ChangedError(
-                f"The input's files come in another order than when these shards were begun: number "
-                f"{number:,} was {old} and is {name}.",
-                "Give --input in the old order, or start over: another --out, or --fresh.",
-            )
+        different = f"other files than when these shards were begun: {' and '.join(changes)}"
+    else:
+        number = next(i for i, (name, old) in enumerate(zip(now, before, strict=True)) if name != old)
+        was, is_now = before[number], now[number]
+        different = f"another order than when these shards were begun: number {number + 1:,} was {was} and is {is_now}"
+    raise ChangedError(f"The input has {different}.", _RESTORE_HINT)
 
 
 def _is_of_store(record: _Record) -> bool:
@@ -327,21 +210,14 @@ def _is_of_store(record: _Record) -> bool:
 def _describe_doubt(different: set[str], new: _Record, old: _Record) -> str:
     """Say why a file may be a copy of the one that the manifest records, or another one."""
     if different == {"mtime_ns"}:
-        return (
-            f"the file was modified on {_show_time(new['mtime_ns'])}; when these shards were begun, its date "
-            f"was {_show_time(old['mtime_ns'])}"
-        )
+        then, now = _show_time(old["mtime_ns"]), _show_time(new["mtime_ns"])
+        return f"the file was modified on {now}; when these shards were begun, its date was {then}"
     if _is_of_store(new) and _is_of_store(old):
         return "it has another ETag than when these shards were begun, as a copy may have, or other content"
-    places = ("a file", "an object in a bucket")
-    return (
-        f"these shards were begun with {places[_is_of_store(old)]} and this is {places[_is_of_store(new)]}, "
-        "so that their hashes can't be compared"
-    )
+    return "the file or object that these shards were begun with has another kind of hash, so they can't be compared"
 
 
 def _describe_change(file: InputFile, different: set[str], old: _Record) -> str:
-    size = old.get("size_bytes", 0)
     if "format" in different:
         return f"an earlier version, which began these shards, read it as text; now it is {file.format}"
     if file.is_pipe:
@@ -350,11 +226,10 @@ def _describe_change(file: InputFile, different: set[str], old: _Record) -> str:
         return "it could be read when these shards were begun, and can't be now"
     if not old.get("content_hash"):
         return "it could not be read when these shards were begun, and can be now"
-    date = f" (modified on {_show_time(file.mtime_ns)})" if file.mtime_ns else ""
+    size, date = old.get("size_bytes", 0), f" (modified on {_show_time(file.mtime_ns)})" if file.mtime_ns else ""
     if file.size_bytes != size:
         change = "grown" if file.size_bytes > size else "shrunk"
-        sizes = f"from {size:,} to {file.size_bytes:,} bytes"
-        return f"the file has {change} {sizes} since these shards were begun{date}"
+        return f"the file has {change} from {size:,} to {file.size_bytes:,} bytes since these shards were begun{date}"
     return f"the file has other content than when these shards were begun, in the same size{date}"
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import itertools
 import re
 from functools import partial
 from pathlib import Path
@@ -32,12 +31,6 @@ from fineweb_shards.system.retry import Retrier, TransientError
 _PATHS_AT_ONCE = 500
 # Of a config of `datasets`: what says nothing about how files are read.
 _PLAIN_FIELDS = {"name", "version", "data_dir", "data_files", "description", "features"}
-_UNREADABLE = {
-    ".arrow": "an Arrow file",
-    ".tar": "an archive (WebDataset)",
-    ".tar.gz": "an archive (WebDataset)",
-    ".py": "a script",
-}
 
 
 def list_dataset(
@@ -55,13 +48,6 @@ def list_dataset(
     commit = retrier.call(commit_of)
     urls, needs_datasets = retrier.call(lambda: _resolve(dataset, name, hub_split, commit))
     paths = [url.removeprefix(f"hf://datasets/{dataset}@{commit}/") for url in urls]
-    for path, (ending, what) in itertools.product(paths, _UNREADABLE.items()):
-        if path.lower().endswith(ending):
-            raise HubError(
-                f"dataset {dataset}: {path} is {what}, which can't be read.",
-                "Choose another config or dataset; the hub's own conversion to parquet may be on its "
-                "branch refs/convert/parquet (--revision).",
-            )
     rows = Listing(dataset, commit, (ListedFile(f"{name or dataset}/{hub_split}", 0, ""),))
     # Our readers know all formats, but only some of them compressed.
     kinds = [split_suffixes(path) for path in paths]
@@ -99,8 +85,7 @@ def _is_one_array(listing: Listing, retrier: Retrier) -> bool:
     if split_suffixes(file.name)[1] == "gzip":
         with contextlib.suppress(DamagedStreamError):  # which is raised when the file is read
             head = GzipUnpacker(io.BytesIO(head)).read(SAMPLE_BYTES)
-    starts_long_line = b"\n" not in head and head.lstrip().startswith(b"[")
-    return is_array(head) or starts_long_line
+    return is_array(head)
 
 
 def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> tuple[list[str], bool]:

@@ -168,18 +168,21 @@ def test_another_choice_of_files_is_refused_by_name(tmp_path: Path, data: Path) 
     runs.build_inline(out, data, shard_tokens=1000, val_input=first)
     runs.forget_after(out, 2)
     for given, said in (
-        ((str(data / "2.parquet"),), r"is 1 file \(2\.parquet\) now"),
-        ((*first, str(data / "2.parquet")), r"is 2 files \(1\.jsonl, 2\.parquet\) now"),
-        ((), "is not set now"),
+        (
+            (str(data / "2.parquet"),),
+            r"2 new \(2\.parquet of --val-input, 1\.jsonl\) and 2 missing \(1\.jsonl of --val-input, 2\.parquet\)",
+        ),
+        ((*first, str(data / "2.parquet")), r"1 new \(2\.parquet of --val-input\) and 1 missing \(2\.parquet\)"),
+        ((), r"1 new \(1\.jsonl\) and 1 missing \(1\.jsonl of --val-input\)"),
     ):
-        with pytest.raises(ChangedError, match=rf"--val-input was 1 file \(1\.jsonl\) when .* {said}"):
+        with pytest.raises(ChangedError, match=rf"other files than when these shards were begun: {said}"):
             runs.build_inline(out, data, shard_tokens=1000, val_input=given)
     with pytest.raises(ChangedError, match=r"--val-documents was not set when .* and is 15 now"):
         runs.build_inline(out, data, shard_tokens=1000, val_documents=15)
     other = tmp_path / "other"
     runs.build_inline(other, data, shard_tokens=1000)
     runs.forget_after(other, 2)
-    with pytest.raises(ChangedError, match=r"--val-input was not set when .* is 1 file \(1\.jsonl\) now"):
+    with pytest.raises(ChangedError, match=r"1 new \(1\.jsonl of --val-input\) and 1 missing \(1\.jsonl\)"):
         runs.build_inline(other, data, shard_tokens=1000, val_input=first)
 
 

@@ -124,10 +124,10 @@ def test_what_csv_allows(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(
         b'\xef\xbb\xbf\r\n"id",text\r\n1,one\n\n2,"t""wo"""\r\n\r\n3,"a\r\nb,c\rd"\n4,\n5,""\n6,NA\n'
-        b'7,a\0b\n8,bad \xff byte\n"\xff",\xef\xbb\xbfmark\n9,"last"'
+        b'7,a\0b\n8,bad \xff byte\n"\xff",\xef\xbb\xbfmark\n9,a\rb\r\n10,"last"'
     )
     manifest = runs.build_inline(tmp_path / "out", path)
-    texts = ["one", 't"wo"', "a\r\nb,c\rd", "", "", "NA", "a\0b", "bad \ufffd byte", "\ufeffmark", "last"]
+    texts = ["one", 't"wo"', "a\r\nb,c\rd", "", "", "NA", "a\0b", "bad \ufffd byte", "\ufeffmark", "a\rb", "last"]
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(texts), 10**9)
     assert manifest.totals["replaced_characters"] == 1
 
@@ -154,7 +154,6 @@ def test_one_column(tmp_path: Path) -> None:
     [
         (b"5", "has 1 field, the header 2"),
         (b"5,a,b", "has 3 fields, the header 2"),
-        (b"5,a\rb", "has a CR without LF"),
         (b'5,a "word" in quotes', "neither around a field nor doubled"),
         (b'5,"a" b', "neither around a field nor doubled"),
         (b'5, "a"', "neither around a field nor doubled"),
@@ -192,7 +191,7 @@ def test_files_without_the_column_are_refused(tmp_path: Path, data: bytes, sente
     path.write_bytes(data)
     with pytest.raises(BadFileError, match=sentence) as error:
         read_all(source_of(path, 100))
-    assert ("--format tsv" in error.value.hint) == data.startswith(b"id\t")
+    assert ("--format tsv" in error.value.hint) == data.startswith((b"id\t", b"id;"))
     documents, problems, _ = read_all(source_of(path, 100, skip_bad=True))
     assert (documents, len(problems)) == ([], 1)
 
@@ -306,21 +305,11 @@ def test_ids_for_messages(tmp_path: Path) -> None:
     assert [find_origin(chunk, document)[1] for document in range(2)] == ["0", "1"]
 
 
-@pytest.mark.parametrize(
-    ("name", "delimiter", "told"),
-    [
-        ("semi.csv", ";", "Semicolons separate its columns, and only commas and tabs are read."),
-        ("bars.csv", "|", "Bars (|) separate its columns, and only commas and tabs are read."),
-        ("tabs.csv", "\t", "Tabs separate its columns: --format tsv"),
-        ("commas.tsv", ",", "Commas separate its columns: --format csv"),
-    ],
-)
-def test_columns_that_something_else_separates_are_told(tmp_path: Path, name: str, delimiter: str, told: str) -> None:
-    """By the character between them, with the way to read the file."""
+@pytest.mark.parametrize(("name", "delimiter"), [("semi.csv", ";"), ("tabs.csv", "\t"), ("commas.tsv", ",")])
+def test_columns_that_something_else_separates_are_told(tmp_path: Path, name: str, delimiter: str) -> None:
+    """With what may separate them."""
     path = tmp_path / name
     path.write_text(delimiter.join(["id", "text", "x"]) + "\n" + delimiter.join(["1", "some words", "2"]))
     with pytest.raises(BadFileError, match="there is no column 'text'") as error:
         runs.encode_inline(path)
-    assert error.value.hint.startswith(told)
-    if delimiter == ";":
-        assert f"read_csv('{path}', sep=';'" in error.value.hint
+    assert error.value.hint.startswith("Columns are separated by commas (--format csv) or tabs (--format tsv)")

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fineweb_shards.errors import BadFileError
+from fineweb_shards.errors import BadFileError, InputError
 from fineweb_shards.formats import jsonl
 from fineweb_shards.formats.ranges import StreamView
 from fineweb_shards.storage.local import LocalPlace
@@ -34,6 +34,7 @@ BATCHES = (1024, 5000, 10**6)
 DOCUMENTS = [text for text in make_documents(120, seed=24) if text and "<|endoftext|>" not in text]
 # Many batches long where a batch is small, in one piece where it is large; with and without safe cuts.
 LONG = ["some words " * 3000, "的一是不了人我在有他这为之" * 800]
+SHORT = [f"number {number * 7919}" for number in range(400)]
 
 
 def unpack_gzip(packed: bytes) -> bytes:
@@ -94,18 +95,25 @@ def test_a_cut_stream_leaves_its_whole_documents(tmp_path: Path, form: str, pack
         bad.write_bytes(packed[: chooser.randrange(20, len(packed))])
         text = (unpack_gzip if packing == "gz" else unpack_zstd)(bad.read_bytes())
         expected = reference.stream([*whole_documents(text, form), "The next file."]).tolist()
+        torn_bytes = len(text.split(b"<|endoftext|>")[-1]) if form == "txt" else 0
         for batch_bytes in BATCHES:
-            tokens, counts = runs.encode_inline(
-                bad, last, on_bad_file="skip", batch_bytes=batch_bytes, separator="<|endoftext|>"
-            )
+            settings = {"on_bad_file": "skip", "batch_bytes": batch_bytes, "separator": "<|endoftext|>"}
+            stops = contextlib.nullcontext()
+            if torn_bytes > 3 * batch_bytes:
+                stops = pytest.raises(InputError, match="A long document is cut off there")
+            with stops:
+                tokens, counts = runs.encode_inline(bad, last, **settings)
+            if torn_bytes > 3 * batch_bytes:
+                continue
             assert tokens == expected
             assert counts.bad_parts == 1
 
 
 @pytest.mark.promise("bad files are named, or skipped and counted")
 @pytest.mark.parametrize("layout", ["build-nanogpt", "megatron"])
-def test_a_long_document_that_is_cut_off_leaves_nothing(tmp_path: Path, layout: str) -> None:
-    """Where EOT stands in front of a document and where it stands behind one."""
+def test_a_long_document_that_is_cut_off_is_never_half_there(tmp_path: Path, layout: str) -> None:
+    """Where EOT stands in front of a document and where it stands behind one: it leaves nothing or, if it is longer
+    than a batch, the run stops."""
     bad, last = tmp_path / "a.txt.gz", write_text(tmp_path / "b.txt", ["The next file."])
     text = "first<|endoftext|>" + "".join(f"word {i} " for i in range(20_000))
     bad.write_bytes(gzip.compress(text.encode())[:-3000])
@@ -114,6 +122,13 @@ def test_a_long_document_that_is_cut_off_leaves_nothing(tmp_path: Path, layout: 
     runs.build_inline(expected, whole, last, layout=layout)
     for batch_bytes in BATCHES:
         out = tmp_path / str(batch_bytes)
+        if batch_bytes < 10**6:
+            with pytest.raises(BadFileError, match=r"a\.txt\.gz: broken after .*[a-z]\.$"):
+                runs.build_inline(out, bad, last, layout=layout, batch_bytes=batch_bytes)
+            with pytest.raises(InputError, match=r"a\.txt\.gz: broken after .* A long document is cut off") as error:
+                runs.build_inline(out, bad, last, layout=layout, on_bad_file="skip", batch_bytes=batch_bytes)
+            assert "--fresh" in error.value.hint
+            continue
         runs.build_inline(out, bad, last, layout=layout, on_bad_file="skip", batch_bytes=batch_bytes)
         assert runs.outputs_in(out) == runs.outputs_in(expected)
 
@@ -122,7 +137,7 @@ def test_a_long_document_that_is_cut_off_leaves_nothing(tmp_path: Path, layout: 
 def test_a_resume_behind_damage_counts_it_once(tmp_path: Path) -> None:
     """From every shard on, with another batch size: the same shards and the same counts."""
     bad, last = tmp_path / "a.txt.gz", write_text(tmp_path / "b.txt", DOCUMENTS[:40])
-    bad.write_bytes(gzip.compress("<|endoftext|>".join([*DOCUMENTS, *LONG]).encode())[:-500])
+    bad.write_bytes(gzip.compress("<|endoftext|>".join([*LONG, *DOCUMENTS, *SHORT]).encode())[:-500])
     settings = {"on_bad_file": "skip", "shard_tokens": 2500, "separator": "<|endoftext|>"}
     out = tmp_path / "out"
     manifest = runs.build_inline(out, bad, last, batch_bytes=1024, **settings)
@@ -138,7 +153,7 @@ def test_a_resume_behind_damage_counts_it_once(tmp_path: Path) -> None:
 def test_stop_then_skip_is_skip(tmp_path: Path) -> None:
     """A run that stopped at the damage and is told to skip it makes what a run makes that skips at once."""
     bad, last = tmp_path / "a.txt.gz", write_text(tmp_path / "b.txt", DOCUMENTS[:40])
-    bad.write_bytes(gzip.compress("<|endoftext|>".join([*DOCUMENTS, *LONG]).encode())[:-500])
+    bad.write_bytes(gzip.compress("<|endoftext|>".join([*LONG, *DOCUMENTS, *SHORT]).encode())[:-500])
     settings = {"shard_tokens": 2000, "separator": "<|endoftext|>", "batch_bytes": 1024}
     runs.build_inline(tmp_path / "skip", bad, last, on_bad_file="skip", **settings)
     with pytest.raises(BadFileError, match=r"a\.txt\.gz: broken after"):
@@ -282,20 +297,16 @@ def _watched(forget, look):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.promise("bad files are named, or skipped and counted")
-def test_a_first_line_that_is_an_array_costs_itself_only(tmp_path: Path) -> None:
-    """An array over the whole file is another matter."""
+def test_a_file_that_begins_with_an_array_is_refused(tmp_path: Path) -> None:
+    """Whatever else is in it: JSON lines begin with an object."""
     path = tmp_path / "a.jsonl"
-    for first in (b'["a header"]', b"[1, 2", b"[", b"[garbage,"):
-        path.write_bytes(first + b'\n{"text": "one"}\n{"text": "two"}\n')
-        with pytest.raises(BadFileError, match=r"a\.jsonl: the line at byte 0 is"):
-            runs.encode_inline(path)
+    for content in (b'["a header"]\n{"text": "one"}\n', b'\n [\n{"text": "one"},\n{"text": "two"}\n]\n', b"[1, 2"):
+        path.write_bytes(content)
+        with pytest.raises(BadFileError, match="one JSON array") as error:
+            runs.build_inline(tmp_path / "stop", path)
+        assert "jq" in error.value.hint
         tokens, counts = runs.encode_inline(path, on_bad_file="skip")
-        assert tokens == reference.stream(["one", "two"]).tolist()
-        assert counts.bad_parts == 1
-    path.write_bytes(b'[\n{"text": "one"},\n{"text": "two"}\n]\n')
-    with pytest.raises(BadFileError, match="one JSON array") as error:
-        runs.build_inline(tmp_path / "stop", path)
-    assert "jq" in error.value.hint
+        assert (tokens, counts.bad_parts) == ([], 1)
 
 
 @pytest.mark.parametrize("batch_bytes", BATCHES)

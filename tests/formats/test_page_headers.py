@@ -98,14 +98,14 @@ def test_values_that_are_repeated_are_decoded_a_few_at_a_time(tmp_path: Path, mo
     """A dictionary has a long text once, however many rows it is in; each of them is decoded."""
     monkeypatch.setattr(parquet_file, "_REPEATED_BYTES", MIB)
     sizes: list[int] = []
-    decode = parquet._RowReader._decode_slice
+    decode = parquet._RowReader._next_slice
 
     def note(reader: Any) -> Any:
         rows = decode(reader)
         sizes.append(rows.nbytes)
         return rows
 
-    monkeypatch.setattr(parquet._RowReader, "_decode_slice", note)
+    monkeypatch.setattr(parquet._RowReader, "_next_slice", note)
     texts = [LONG[: 200 * 1024]] * 60 + SMALL
     path = write(tmp_path / "a.parquet", [texts])
     tokens, _ = runs.encode_inline(path)

@@ -39,7 +39,8 @@ def separators_of(*paths: Path) -> list[str]:
 @pytest.mark.parametrize("verb", ["plan", "build"])
 @pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
 def test_a_document_on_each_line_is_asked_about(tmp_path: Path, verb: str, name: str) -> None:
-    """By plan and build, with exit code 2, and nothing is written."""
+    """By plan and build, with exit code 2, and nothing is written; what is compressed when it is unpacked, and the same
+    command with an answer builds it."""
     path = write_lines(tmp_path / "train.txt")
     if name != path.name:
         path = tmp_path / name
@@ -47,7 +48,13 @@ def test_a_document_on_each_line_is_asked_about(tmp_path: Path, verb: str, name:
     done = inline.run_command(verb, path, "--out", tmp_path / "out")
     assert done.returncode == 2
     assert f"{path}: {QUESTION}" in done.stderr
-    assert not (tmp_path / "out").exists()
+    if (verb, name) != ("build", "train.txt.gz"):
+        assert not (tmp_path / "out").exists()
+        return
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not runs.shards_in(tmp_path / "out")
+    answered = [verb, path, "--out", tmp_path / "out", "--separator", "line", "--val-tokens", "1000"]
+    assert inline.run_command(*answered).returncode == 0
 
 
 @pytest.mark.full(but=["build"])

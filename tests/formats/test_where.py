@@ -254,13 +254,12 @@ def values_of(condition: Condition, name: str) -> list[object]:
         (pa.array([b"x", b"\xffy", None], pa.binary()), "c contains 'y'", [1]),
         (pa.array(["x", "yy", None], pa.large_string()), "c starts with 'y' or c is null", [1, 2]),
         (pa.array([True, False, None]), "not c", [1]),
-        (pa.array([datetime.date(2024, 1, day) for day in (1, 2, 3)]), "c > '2024-01-01'", [1, 2]),
-        (pa.array([datetime.datetime(2024, 1, day) for day in (1, 2, 3)]), "c < '2024-01-02'", [0]),
+        (pa.array([datetime.date(2024, 1, 1), None, None]), "c is null", [1, 2]),
         (pa.nulls(3), "c > 3 or c is null", [0, 1, 2]),
     ],
 )
 def test_columns_of_every_type(tmp_path: Path, column: pa.Array, where: str, kept: list[int]) -> None:
-    """Numbers of any width, decimals, dictionaries, bytes, dates and times, booleans, and nothing at all."""
+    """Numbers of any width, decimals, dictionaries, bytes, booleans, nulls of dates, and nothing at all."""
     table = pa.table({"c": column, "text": ["zero", "one", "two"]})
     pq.write_table(table, tmp_path / "a.parquet")
     tokens, counts = runs.encode_inline(tmp_path / "a.parquet", where=where)
@@ -282,12 +281,7 @@ def test_columns_of_every_type(tmp_path: Path, column: pa.Array, where: str, kep
         ("score", "column 'score' holds int64; --where compares it with true or false.", ""),
         ("meta is null", "column 'meta' holds struct<x: int64>, which --where can't look into.", ""),
         ("meta.x > 1", "there is no column 'meta.x'", "A field inside 'meta' can't be read"),
-        (
-            "day > 'soon'",
-            "column 'day' holds date32[day]; --where compares it with 'soon', which is none.",
-            "",
-        ),
-        ("day contains '2'", "column 'day' holds date32[day], not text", ""),
+        ("day > '2024'", "column 'day' holds date32[day]; --where compares it with a text.", ""),
     ],
 )
 def test_parquet_columns_that_do_not_fit(tmp_path: Path, where: str, told: str, hint: str) -> None:

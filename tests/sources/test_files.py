@@ -15,7 +15,7 @@ from fineweb_shards.commands.main import main
 from fineweb_shards.errors import BadFileError, ChangedError, InputError, UsageError
 from fineweb_shards.run.plan import make_plan
 from fineweb_shards.sources.files import check_same_files, files_to_json, find_files
-from tests.support import inline, reference, runs
+from tests.support import reference, runs
 from tests.support.inputs import write_parquet
 
 
@@ -176,7 +176,7 @@ def test_what_is_passed_over_is_counted(folder: Path) -> None:
     """In folders and globs alike; hidden files are nobody's business."""
     (folder / "README").write_text("x")
     (note,) = notes_of(str(folder))
-    assert note.endswith("2 files skipped: unknown ending: README, notes.pdf")
+    assert note.endswith("2 files skipped: unsupported file type: README, notes.pdf")
     assert notes_of(str(folder), form="text") == []
     (note,) = notes_of(f"{folder}/*")
     assert note.endswith("3 files skipped: unsupported file type: README, notes.pdf, sub")
@@ -331,30 +331,3 @@ def test_compressed_files_with_names_that_are_no_utf8(tmp_path: Path) -> None:
         file.write(b"two")
     runs.build_inline(tmp_path / "out", tmp_path)
     assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(["two"]), 10**8)
-
-
-def test_metadata_beside_parquet_files_is_named(tmp_path: Path) -> None:
-    """A .json that holds no JSON lines is refused before the build, with the glob that leaves it out, which works; a
-    text among parquet files is read, with a note."""
-    data = tmp_path / "my data"
-    data.mkdir()
-    for number in range(3):
-        write_parquet(data / f"{number}.parquet", [f"document {number}"])
-    for content in ('{\n  "description": "a dataset"\n}\n', '{"splits": {}}', "[1, 2]"):
-        (data / "dataset_info.json").write_text(content)
-        done = inline.run_command("build", "my data", "--out", "out", cwd=tmp_path)
-        assert done.returncode == 3
-        assert (
-            "--input my data: dataset_info.json holds no JSON lines with the key 'text', and 3 of 4 files "
-            "there are parquet.\n  If it is no input, leave it out: --input 'my data/**/*.parquet'"
-        ) in done.stderr
-        assert not (tmp_path / "out").exists()
-    assert len(runs.job_of(tmp_path / "out", data / "**/*.parquet").source.files) == 3
-    skipped = runs.job_of(tmp_path / "out", data, on_bad_file="skip").source
-    assert len(skipped.files) == 4
-    (data / "dataset_info.json").write_text('{"text": "a document"}\n')
-    (note,) = runs.job_of(tmp_path / "out", data).notes
-    assert note == (
-        f"--input {data}: 3 of 4 files are parquet; also read (jsonl): dataset_info.json. "
-        f"To read parquet only: --input '{data}/**/*.parquet'"
-    )

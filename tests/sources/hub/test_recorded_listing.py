@@ -121,7 +121,7 @@ def test_a_file_of_the_dataset_for_validation(hub: StandInHub, home: Path, tmp_p
     assert not [record.path for record in hub.requests_of("api") if "/api/datasets/" in record.path]
     other = build(hub, home, out, "--val-input", "001_00000.parquet")
     assert other.returncode == 4
-    assert "--val-input was 1 file (sample/10BT/002_00000.parquet)" in other.stderr
+    assert "sample/10BT/002_00000.parquet of --val-input" in other.stderr
     unknown = build(hub, home, tmp_path / "new", "--val-input", "400_*")
     assert unknown.returncode == 3
     assert "--val-input 400_*: no file of dataset" in unknown.stderr
