@@ -8,6 +8,8 @@
 - If a batch crashes workers, the document responsible is found (task.py) and quarantined. A copy of it later
   in the stream must be left out, too, or the output would depend on how far other workers had come:
   therefore all later batches start over.
+- A batch that a worker died on gets a worker of its own, so that no other batch's tokens are lost with it time
+  and again.
 - A batch that ran out of memory is tried alone, while no other worker has work.
 - A batch of several files becomes a batch for each as soon as one of them needs attention: a worker has died,
   or a document of it is left out. So the rules above apply to one file, as if it had never been joined.
@@ -42,6 +44,11 @@ class _Load:
     tasks: deque[Task] = field(default_factory=deque)  # it is encoding the first of them
     held: int = 0  # blocks whose tokens it has
     ordered: int = 0  # of these, how many it was told to write
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether it has a batch that gets a worker of its own."""
+        return bool(self.tasks) and self.tasks[0].is_suspect
 
 
 class Schedule(Generic[Worker]):
@@ -117,11 +124,10 @@ class Schedule(Generic[Worker]):
         found, fewest = None, self.queued_batches
         for worker in workers:
             load = self._loads.get(worker)
-            tasks = len(load.tasks) if load else 0
-            if not tasks:
+            if load is None or not load.tasks:
                 return worker
-            if tasks < fewest:
-                found, fewest = worker, tasks
+            if len(load.tasks) < fewest and not load.has_suspect:
+                found, fewest = worker, len(load.tasks)
         return found
 
     def give_next(self, worker: Worker) -> WorkOrder | None:
@@ -135,8 +141,11 @@ class Schedule(Generic[Worker]):
                 return None
         elif self._is_alone():
             return None
+        load = self._loads.setdefault(worker, _Load())
+        if load.has_suspect or (task.is_suspect and (load.tasks or load.ordered)):
+            return None
         self._pending.popleft()
-        self._loads.setdefault(worker, _Load()).tasks.append(task)
+        load.tasks.append(task)
         self._unfinished[task.number] = task, worker
         return task.order(self._digests.get(task.batch.file, frozenset()))
 
