@@ -294,9 +294,12 @@ class Schedule(Generic[Worker]):
         """Forget a worker that has no work, keeps nothing, and will never get anything."""
         self._loads.pop(worker, None)
 
-    def remove_worker(self, worker: Worker) -> None:
-        """Take back the batches of a worker that is gone, for other workers; its death is not counted."""
-        self._loads.pop(worker, None)
+    def remove_worker(self, worker: Worker, *, suspects: bool = False) -> None:
+        """Take back the batches of a worker that is gone, for other workers; its death is not counted. `suspects`: any
+        of them may have ended it, so each gets a worker of its own."""
+        load = self._loads.pop(worker, None)
+        for task in load.tasks if load and suspects else ():
+            task.is_suspect = True
         held = [task for task, holder in self._unfinished.values() if holder == worker]
         lost = [task for task in held if task.held or not task.done]
         for task in lost:

@@ -18,6 +18,7 @@ and cursors.
   task dies, or an object is lost with its node, the schedule has its batches encoded again: from the first
   block that is missing, with the same tokens. The batches of a task that had several get a task each: if it
   was one of them that ended it, the schedule will know which. Bytes that are written twice are the same.
+  Which document ended a task is found by a local executor on the node (worker.py).
 - **Streams** (pipes, compressed files) are read by the driver, and can't be read again. So it keeps their
   text until it is written, and that is limited as with the local executor (`window_bytes`).
 - **More tasks than cores.** There are always as many tasks waiting as running. From a network, two run for
@@ -28,7 +29,6 @@ If the driver dies its tasks and objects go with it, and the same command resume
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import queue
@@ -107,7 +107,6 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._numbers = 0  # of tasks so far
         self._running: dict[int, Attempt] = {}  # by the number of the task
         self._expected_bytes = 0  # the text that they encode
-        self._single: set[int] = set()  # batches that were in a task that died: each gets a task of its own
         self._unwritten = Unwritten()
         self._files = NodeTasks(
             self._run,
@@ -240,15 +239,10 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _give_batches(self, attempt: Attempt, most: int) -> tuple[WorkOrder, ...]:
         orders: list[WorkOrder] = []
         while len(orders) < most and self._has_batch():
-            is_single = self._schedule.next_pending in self._single
-            if orders and is_single:
-                break
             order = self._schedule.give_next(attempt)
             if order is None:
                 break
             orders.append(order)
-            if is_single:
-                break
         return tuple(orders)
 
     def _next_number(self) -> int:
@@ -316,24 +310,15 @@ class RayExecutor(ScheduledExecutor[Attempt]):
                         self._unwritten.receive(key, attempt, array, size_bytes)
                     array += 1
             self._schedule.finish(attempt, batch.error)
-            self._single.discard(order.number)
         self._dismiss_idle(attempt)
 
     def _handle_death(self, attempt: Attempt, death: Death) -> None:
         """Take back the batches of a task that died. Only if it had a single one, it is known on which."""
         self._observer.tell(Event("worker", f"a task {death.description}; its batches are encoded again"))
         if len(attempt.orders) > 1:
-            self._single.update(order.number for order in attempt.orders)
-            self._schedule.remove_worker(attempt)
-            return
-        self._single.add(attempt.orders[0].number)
-        if attempt.orders[0].one_by_one:
-            ray, document = load_ray(), None
-            with contextlib.suppress(ray.exceptions.RayError):  # the next attempt will announce it again
-                document = ray.get(self._board.take_announced.remote(attempt.number))
-            if document is not None:
-                self._schedule.announce(attempt, document)
-        self._note_death(attempt, death)
+            self._schedule.remove_worker(attempt, suspects=True)
+        else:
+            self._note_death(attempt, death)
 
     def _note_death(self, attempt: Attempt, death: Death) -> None:
         self._unwritten.lose(attempt)
