@@ -62,7 +62,7 @@ class Schedule(Generic[Worker]):
         quarantined: Iterable[Quarantined] = (),
     ) -> None:
         self._window_bytes = window_bytes
-        self.queued_batches = queued_batches  # the most that one worker may have
+        self._queued_batches = queued_batches  # the most that one worker may have
         self._replace_unreadable = replace_unreadable
         self._tasks: deque[Task] = deque()  # in order, not yet output; the first is output next
         self._pending: deque[Task] = deque()  # in order; to be encoded, and no worker has them
@@ -121,7 +121,7 @@ class Schedule(Generic[Worker]):
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
         """Return the worker with the fewest batches; None if even that one has as many as allowed."""
-        found, fewest = None, self.queued_batches
+        found, fewest = None, self._queued_batches
         for worker in workers:
             load = self._loads.get(worker)
             if load is None or not load.tasks:

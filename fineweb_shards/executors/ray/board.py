@@ -73,8 +73,6 @@ class TaskResult:
     batches: tuple[EncodedBatch, ...] = ()
     death: Death | None = None  # of the attempt, although its process lives: memory was short
     failure: ShardError | None = None  # this process can encode nothing at all
-    process: str = ""  # where it ran
-    memory_bytes: int = 0  # of that process
     fetched_bytes: int = 0  # over the network
 
 

@@ -49,7 +49,7 @@ from fineweb_shards.executors.ray import board
 from fineweb_shards.executors.ray.cluster import LOST, Cluster, Node, explain_failure, load_ray
 from fineweb_shards.executors.ray.file_tasks import Attempt, NodeTasks, Share, StoredBlock, Unwritten
 from fineweb_shards.executors.ray.worker import MARK_FILE, RUN_PREFIX, encode_batches
-from fineweb_shards.executors.scheduled_executor import ScheduledExecutor
+from fineweb_shards.executors.scheduled_executor import REMOTE_BATCHES, ScheduledExecutor
 from fineweb_shards.executors.task import Death
 from fineweb_shards.store.store import Segment
 from fineweb_shards.system.durable import write_quickly
@@ -61,14 +61,12 @@ from fineweb_shards.units import show_number_of
 
 _REMOTE_TASKS_PER_CORE = 2
 _BATCHES = 4  # in a task
-_REMOTE_BATCHES = 8
 _ALL = 2**62  # no limit
 # The shares of the window, and of the object stores, from which on a part of a file is written early.
 _MUCH = 0.5
 _MUCH_OF_A_FILE = 0.25
 _LISTEN_SECONDS = 1.0
 _LOOK_EVERY_SECONDS = 5.0
-_FORGET_AFTER_SECONDS = 60.0  # a process that had no task for this long is idle, or gone
 _WRITTEN = completed(None)  # at the latest when the file is sealed
 
 
@@ -90,7 +88,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         observer: Observer | None = None,
     ) -> None:
         self._remote = spec.source.is_remote
-        self._batches = _REMOTE_BATCHES if self._remote else _BATCHES
+        self._batches = REMOTE_BATCHES if self._remote else _BATCHES
         super().__init__(spec, _ALL, self._batches, quarantined, observer)
         self._cluster = cluster
         self._out = out
@@ -118,8 +116,6 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             waits=self._waits,
         )
         self._board: Any = None
-        # What each process that encodes had at the end of its last task, and when that was.
-        self._process_bytes: dict[str, tuple[int, float]] = {}
         self._peak_bytes = 0
 
     # The cluster
@@ -180,13 +176,9 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     @property
     def used_bytes(self) -> int:
-        """Roughly: the sum of what the driver has, of what each process that encodes had at the end of its last task,
-        and of the tokens in the object stores. Ray's own processes and second copies in the stores are not in it.
-        Nobody is asked for it: the figures come with the results of tasks."""
-        since = time.monotonic() - _FORGET_AFTER_SECONDS
-        processes = sum(size for size, noted in list(self._process_bytes.values()) if noted > since)
-        tokens_bytes = self._unwritten.unplaced_bytes + self._unwritten.placed_bytes
-        used = own_memory_bytes() + processes + tokens_bytes
+        """What the driver has, and the tokens in the object stores. What processes on the nodes use is Ray's to tell:
+        `ray status`, or its dashboard."""
+        used = own_memory_bytes() + self._unwritten.unplaced_bytes + self._unwritten.placed_bytes
         self._peak_bytes = max(self._peak_bytes, used)
         return used
 
@@ -298,7 +290,6 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         if encoded.death is not None:
             self._handle_death(attempt, encoded.death)
             return
-        self._process_bytes[encoded.process] = encoded.memory_bytes, time.monotonic()
         self._observer.add_fetched(encoded.fetched_bytes)
         array = 0
         for order, batch in zip(attempt.orders, encoded.batches, strict=True):

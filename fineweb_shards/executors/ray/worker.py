@@ -32,7 +32,7 @@ from fineweb_shards.executors.ray.cluster import load_ray
 from fineweb_shards.executors.task import Death, DeathKind
 from fineweb_shards.storage.place import LOCAL
 from fineweb_shards.store.store import Segment
-from fineweb_shards.system.machine import apply_priority, own_memory_bytes
+from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, read_file, refuse_link
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
@@ -147,12 +147,7 @@ class RunProcess:
             return TaskResult(death=Death(DeathKind.OUT_OF_MEMORY, f"ran out of memory on {node_name()}"))
         finally:
             faulthandler.cancel_dump_traceback_later()
-        return TaskResult(
-            batches,
-            process=f"{node_name()} {os.getpid()}",
-            memory_bytes=own_memory_bytes(),
-            fetched_bytes=self._observer.take_done().fetched_bytes,
-        )
+        return TaskResult(batches, fetched_bytes=self._observer.take_done().fetched_bytes)
 
     def _encode_batch(self, order: WorkOrder, tokens: list[Tokens]) -> EncodedBatch:
         blocks: list[messages.Encoded] = []
