@@ -249,12 +249,8 @@ def explain_failure(error: BaseException) -> Death:
             ) from error
         case exceptions.RayTaskError():
             raise WorkerError(f"Node {_node_of(error)} could not run a task: {_lines_of(error)[-1]}") from error
-        case exceptions.WorkerCrashedError() | exceptions.RayActorError():
-            return Death(DeathKind.KILLED, "ended unexpectedly")
-        case exceptions.TaskCancelledError():
-            return Death(DeathKind.KILLED, "was cancelled")
-        case exceptions.RayError():
-            return Death(DeathKind.KILLED, f"failed: {_lines_of(error)[-1]}")
+        case exceptions.RayError():  # its process crashed, or it was cancelled
+            return Death(DeathKind.KILLED, f"ended unexpectedly: {_lines_of(error)[0]}")
     raise error
 
 
