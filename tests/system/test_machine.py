@@ -98,8 +98,8 @@ def test_without_proc_psutil_tells(monkeypatch: pytest.MonkeyPatch, exists: bool
     assert size is not None
     assert life is not None
     assert size > 10 * MIB
-    if proc[0] and proc[1]:  # Linux: about the same, but without the share of what is shared
-        assert size <= proc[0] + 10 * MIB
+    if proc[0] and proc[1]:  # Linux: about the same, but without files, such as libraries, that nobody else has open
+        assert proc[0] - 10 * MIB <= size <= proc[0] + 100 * MIB
         assert life[1] >= proc[1][1] - 0.02
     assert life[0] == ""
 
