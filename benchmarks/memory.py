@@ -6,8 +6,6 @@ import os
 import threading
 from pathlib import Path
 
-from fineweb_shards.system.machine import process_memory_bytes
-
 
 def tree_of(root: int) -> list[int]:
     """`root` and all its descendants."""
@@ -23,6 +21,15 @@ def tree_of(root: int) -> list[int]:
     for pid in found:
         found += children.get(pid, [])
     return found
+
+
+def process_memory_bytes(pid: int) -> int:
+    """The PSS of a process; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 class PeakMemory:
@@ -44,5 +51,5 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while not self._stop.wait(0.05):
-            total = sum(process_memory_bytes(pid) or 0 for pid in tree_of(self._root))
+            total = sum(process_memory_bytes(pid) for pid in tree_of(self._root))
             self.peak_bytes = max(self.peak_bytes, total)

@@ -35,6 +35,3 @@ class Observer:
 
     def add_fetched(self, size_bytes: int) -> None:
         """Receive the number of bytes that have just come over the network."""
-
-    def add_fetch_wait(self, seconds: float) -> None:
-        """Receive for how long a worker had nothing to do but wait for bytes from the network."""

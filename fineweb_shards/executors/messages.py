@@ -116,7 +116,6 @@ class Done:
     """The worker has encoded all blocks of its batch."""
 
     fetched_bytes: int = 0  # over the network, since the previous Done
-    waited_seconds: float = 0.0  # for those bytes, with nothing else to do
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,6 @@ class WorkerObserver(Observer):
     def __init__(self, send: Callable[[Event | Waiting], object]) -> None:
         self._send = send
         self._fetched_bytes = 0  # not yet reported
-        self._waited_seconds = 0.0  # likewise
         self._fetched_lock = threading.Lock()  # a lock of its own, because sending may block for long
 
     def tell(self, event: Event) -> None:
@@ -181,13 +179,8 @@ class WorkerObserver(Observer):
         with self._fetched_lock:
             self._fetched_bytes += size_bytes
 
-    def add_fetch_wait(self, seconds: float) -> None:
-        with self._fetched_lock:
-            self._waited_seconds += seconds
-
     def take_done(self) -> Done:
         """Return the message that a batch is done, with what was fetched since the last one."""
         with self._fetched_lock:
-            done = Done(self._fetched_bytes, self._waited_seconds)
-            self._fetched_bytes, self._waited_seconds = 0, 0.0
+            done, self._fetched_bytes = Done(self._fetched_bytes), 0
         return done

@@ -8,6 +8,8 @@
 - If a batch crashes workers, the document responsible is found (task.py) and quarantined. A copy of it later
   in the stream must be left out, too, or the output would depend on how far other workers had come:
   therefore all later batches start over.
+- A batch that a worker died on gets a worker of its own, so that no other batch's tokens are lost with it time
+  and again.
 - A batch that ran out of memory is tried alone, while no other worker has work.
 - A batch of several files becomes a batch for each as soon as one of them needs attention: a worker has died,
   or a document of it is left out. So the rules above apply to one file, as if it had never been joined.
@@ -43,6 +45,11 @@ class _Load:
     held: int = 0  # blocks whose tokens it has
     ordered: int = 0  # of these, how many it was told to write
 
+    @property
+    def has_suspect(self) -> bool:
+        """Whether it has a batch that gets a worker of its own."""
+        return bool(self.tasks) and self.tasks[0].is_suspect
+
 
 class Schedule(Generic[Worker]):
     """All batches that are listed and not yet written. `quarantined`: documents left out by earlier runs."""
@@ -55,7 +62,7 @@ class Schedule(Generic[Worker]):
         quarantined: Iterable[Quarantined] = (),
     ) -> None:
         self._window_bytes = window_bytes
-        self.queued_batches = queued_batches  # the most that one worker may have
+        self._queued_batches = queued_batches  # the most that one worker may have
         self._replace_unreadable = replace_unreadable
         self._tasks: deque[Task] = deque()  # in order, not yet output; the first is output next
         self._pending: deque[Task] = deque()  # in order; to be encoded, and no worker has them
@@ -114,14 +121,13 @@ class Schedule(Generic[Worker]):
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
         """Return the worker with the fewest batches; None if even that one has as many as allowed."""
-        found, fewest = None, self.queued_batches
+        found, fewest = None, self._queued_batches
         for worker in workers:
             load = self._loads.get(worker)
-            tasks = len(load.tasks) if load else 0
-            if not tasks:
+            if load is None or not load.tasks:
                 return worker
-            if tasks < fewest:
-                found, fewest = worker, tasks
+            if len(load.tasks) < fewest and not load.has_suspect:
+                found, fewest = worker, len(load.tasks)
         return found
 
     def give_next(self, worker: Worker) -> WorkOrder | None:
@@ -135,8 +141,11 @@ class Schedule(Generic[Worker]):
                 return None
         elif self._is_alone():
             return None
+        load = self._loads.setdefault(worker, _Load())
+        if load.has_suspect or (task.is_suspect and (load.tasks or load.ordered)):
+            return None
         self._pending.popleft()
-        self._loads.setdefault(worker, _Load()).tasks.append(task)
+        load.tasks.append(task)
         self._unfinished[task.number] = task, worker
         return task.order(self._digests.get(task.batch.file, frozenset()))
 
@@ -285,9 +294,12 @@ class Schedule(Generic[Worker]):
         """Forget a worker that has no work, keeps nothing, and will never get anything."""
         self._loads.pop(worker, None)
 
-    def remove_worker(self, worker: Worker) -> None:
-        """Take back the batches of a worker that is gone, for other workers; its death is not counted."""
-        self._loads.pop(worker, None)
+    def remove_worker(self, worker: Worker, *, suspects: bool = False) -> None:
+        """Take back the batches of a worker that is gone, for other workers; its death is not counted. `suspects`: any
+        of them may have ended it, so each gets a worker of its own."""
+        load = self._loads.pop(worker, None)
+        for task in load.tasks if load and suspects else ():
+            task.is_suspect = True
         held = [task for task, holder in self._unfinished.values() if holder == worker]
         lost = [task for task in held if task.held or not task.done]
         for task in lost:

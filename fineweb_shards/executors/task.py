@@ -97,6 +97,7 @@ class Task:
     error: ShardError | None = None
     quarantined: list[Quarantined] = field(default_factory=list)  # not yet passed on with a block
     trying: Quarantined | None = None  # the document that was announced last
+    is_suspect: bool = False  # a worker died while it had this batch: it gets a worker of its own
     deaths: int = 0  # of workers on this batch
     alone: bool = False  # no other worker may have work while it is tried
     stuck: bool = False  # a worker got stuck while it read the batch
@@ -165,6 +166,7 @@ class Task:
     def note_death(self, death: Death) -> Quarantined | None:
         """Count a worker that died on this batch. Return the document to quarantine, if any."""
         self.deaths += 1
+        self.is_suspect = True
         self.note_loss(death)
         document, self.trying = self.trying, None
         if not self.one_by_one:

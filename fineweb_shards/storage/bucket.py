@@ -315,7 +315,7 @@ class BucketPlace(Place):
     def open(self, file: InputFile, address: str | None = None) -> ByteSource:
         bucket, info = self._find(file)
         fetch = partial(bucket.fetch, info.name, info.etag)
-        return ByteSource(fetch, info.size_bytes, self.retrier.observer)
+        return ByteSource(fetch, info.size_bytes)
 
     def stream(self, file: InputFile) -> BinaryIO:
         bucket, info = self._find(file)

@@ -7,13 +7,11 @@ One class for every reader: formats ask for ranges, pyarrow for a seekable file,
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, BinaryIO
 
-from fineweb_shards.events import Observer
 from fineweb_shards.system.background import in_background
 
 Fetch = Callable[[int, int], memoryview]  # returns the bytes of a range, all of them
@@ -25,19 +23,11 @@ _BUFFER_BYTES = 2**17
 class ByteSource(io.RawIOBase):
     """A file on the hub or in a bucket. Reads inside a range that is fetched ahead make no request."""
 
-    def __init__(
-        self,
-        fetch: Fetch,
-        size_bytes: int,
-        observer: Observer | None = None,
-        blocks_ahead: int = 0,
-        block_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, fetch: Fetch, size_bytes: int, blocks_ahead: int = 0, block_bytes: int | None = None) -> None:
         super().__init__()
         self._position = 0
         self._fetch = fetch
         self._size_bytes = size_bytes
-        self._observer = observer or Observer()
         self._ahead: dict[tuple[int, int], Future[memoryview]] = {}
         self._blocks_ahead = blocks_ahead
         self._block_bytes = block_bytes or _BLOCK_BYTES
@@ -67,10 +57,6 @@ class ByteSource(io.RawIOBase):
         """Return the bytes of a range, without a copy of those that were fetched ahead."""
         for (first, last), future in list(self._ahead.items()):
             if first <= start and stop <= last:
-                if not future.done():
-                    begin = time.monotonic()
-                    future.exception()  # waits; `result` raises it
-                    self._observer.add_fetch_wait(time.monotonic() - begin)
                 return future.result()[start - first : stop - first]
         return self._fetch(start, stop)
 

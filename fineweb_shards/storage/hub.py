@@ -233,7 +233,7 @@ class HubPlace(Place):
         remote = self.find(file)
         if address is not None:
             remote.learn(address)
-        return ByteSource(remote.fetch, file.size_bytes, self.retrier.observer)
+        return ByteSource(remote.fetch, file.size_bytes)
 
     def stream(self, file: InputFile) -> BinaryIO:
         return open_in_order(self.find(file).fetch, file.size_bytes)

@@ -154,21 +154,13 @@ def offer_to_oom_killer() -> None:
         Path("/proc/self/oom_score_adj").write_text("800")
 
 
-def process_memory_bytes(pid: int) -> int | None:
-    """Return a process's own memory; on Linux with its part of shared pages (PSS). None if unknown."""
-    for line in _read_lines(Path(f"/proc/{pid}/smaps_rollup")):
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    # On Linux it has ended, or this kernel does not tell.
-    return _ask_psutil(lambda process: int(process.memory_full_info().uss), pid)
-
-
 def private_memory_bytes(pid: int) -> int | None:
-    """Return a process's memory, on Linux without files and shared memory; quick. None if unknown."""
+    """Return a process's memory without files and shared memory; on Linux quick. None if unknown."""
     for line in _read_lines(Path(f"/proc/{pid}/statm")):
         resident, shared = map(int, line.split()[1:3])
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-    return _ask_psutil(lambda process: int(process.memory_info().rss), pid)
+    # On Linux it has ended.
+    return _ask_psutil(lambda process: int(process.memory_full_info().uss), pid)
 
 
 def own_memory_bytes() -> int:

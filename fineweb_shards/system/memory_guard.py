@@ -1,6 +1,8 @@
 """Watch the memory of the machine during a run (run/budget.py divides it before the start).
 
-The guard looks at the whole machine, not only at this program: other programs on it have precedence. It only gives
+The guard looks at the whole machine, not only at this program: other programs on it have precedence. Of each process
+it counts the private memory, which is what grows: the kernel has that at hand, while its part of shared pages (PSS)
+takes milliseconds to count. It only gives
 advice, which executors/local/pool.py follows. It does not limit what a single batch takes: that is bounded by how
 batches are cut.
 """
@@ -9,7 +11,6 @@ from __future__ import annotations
 
 import enum
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -31,9 +32,6 @@ STALL_RELIEF_PERCENT = 5.0
 RETIRE_AFTER_SECONDS = 10.0
 # A worker that exceeds its share of the budget is replaced, but not more often than this.
 RENEW_EVERY_SECONDS = 30.0
-MEASURED_AT_ONCE = 9  # of many processes only some are measured at each look
-_FIRST_AFTER_SECONDS = 1.0  # a process that has just started has not loaded its libraries yet
-_EVERY_SECONDS = 15.0
 
 Measure = Callable[[int], int | None]  # the memory of a process, if it is known
 Reading = tuple[Sequence[MemoryLimit], float]  # the machine and its control groups; percent of time stalled
@@ -47,39 +45,12 @@ class Advice(enum.Enum):
 
 
 @dataclass(eq=False)
-class ProcessMemory:
-    """Measures processes once a second, at little cost, and remembers of each the memory that is not private.
-
-    What counts is a process's part of all its pages (PSS). But the kernel walks them all to tell it, which takes
-    milliseconds; its private pages it has counted. They are what grows, so the rest is measured now and then. (psutil
-    was measured: twice the processor time per look, 40 ms to import.)
-    """
-
-    exact: Measure = machine.process_memory_bytes
-    private: Measure = machine.private_memory_bytes
-    clock: Clock = field(default_factory=Clock)
-    _rests: dict[int, tuple[float, int]] = field(default_factory=dict)  # when it is measured next, its size
-
-    def measure(self, pid: int) -> int | None:
-        """Return a process's memory; None if it has ended, or if that is not known."""
-        private, now = self.private(pid), self.clock.now()
-        if private is None:
-            self._rests.pop(pid, None)
-            return None
-        due, rest = self._rests.setdefault(pid, (now + _FIRST_AFTER_SECONDS, 0))
-        if now >= due:
-            rest = (self.exact(pid) or private) - private
-            self._rests[pid] = (now + _EVERY_SECONDS, rest)
-        return private + rest
-
-
-@dataclass(eq=False)
 class MemoryGuard:
     """Watches memory for one run. Measures at most once a second, however often `look` is called."""
 
     worker_bytes: int
     read: Callable[[], Reading] = lambda: (machine.memory_limits(), machine.memory_stall_percent())
-    measure: Measure | None = None
+    measure: Measure = machine.private_memory_bytes
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
@@ -87,8 +58,6 @@ class MemoryGuard:
         self.peak_bytes = 0
         self.shortage: str | None = None  # while memory is short, and no work may be given out: what is short
         self._sizes: dict[int, int] = {}
-        self._first = 0  # who is measured first at the next look
-        self._measure = self.measure or ProcessMemory(clock=self.clock).measure
         self._next_look = self._next_renewal = self.clock.now()
         self._next_retirement = 0.0
 
@@ -98,12 +67,7 @@ class MemoryGuard:
         if now < self._next_look:
             return None
         self._next_look = now + LOOK_EVERY_SECONDS
-        # This process and its workers; of many workers, only some each time.
-        pids = deque((os.getpid(), *workers))
-        pids.rotate(-self._first)
-        sizes = {pid: self._measure(pid) or 0 for pid in list(pids)[:MEASURED_AT_ONCE]}
-        self._first = (self._first + len(sizes)) % len(pids)
-        self._sizes = {pid: sizes.get(pid, self._sizes.get(pid, 0)) for pid in pids}
+        self._sizes = {pid: self.measure(pid) or 0 for pid in (os.getpid(), *workers)}
         self.used_bytes = sum(self._sizes.values())
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         before, self.shortage = self.shortage, self._find_shortage()

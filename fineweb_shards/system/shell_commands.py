@@ -6,9 +6,7 @@ The Makefile passes a `make` command in an environment variable. Otherwise the p
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -21,6 +19,7 @@ PROGRAM = "fineweb-shards"
 VARIABLE = "FINEWEB_SHARDS_COMMAND"
 # Set by the library (api_process.py), and removed in the same way: the process that has called it.
 CALLER_VARIABLE = "FINEWEB_SHARDS_CALLER"
+_EXTRAS = {"tokenizers": "tokenizers", "sentencepiece": "sentencepiece", "obstore": "buckets", "ray": "ray"}
 _NOT_RESUMED = ("--fresh", "--yes")
 
 
@@ -125,24 +124,9 @@ def relative_path(path: Path) -> Path:
 
 
 def install_command(package: str) -> str:
-    """Return what to type to install a package of PyPI where this program runs, in a version that was tested.
-
-    People have it in a .venv (of make, of pip, or of uv, which leaves pip out), by pipx or by `uv tool`. A plain `pip
-    install` would install into whatever Python the shell finds first.
-    """
-    import importlib.metadata  # slow to load, and hardly ever needed
-    import importlib.util
-
-    requirement, environment = package, Path(sys.prefix)
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run out of a folder
-        for line in importlib.metadata.requires("fineweb_shards") or ():  # as an extra of ours asks for it
-            if re.match(rf"{re.escape(package)}\b(?![\[-])", line):
-                requirement = line.partition(";")[0].replace(" ", "")
-                break
-    requirement = shlex.quote(requirement)
-    if (environment / "pipx_metadata.json").exists():
-        return f"pipx inject {shlex.quote(environment.name)} {requirement}"
+    """Return what to type to install a package of PyPI for the Python that runs this program: a plain `pip install`
+    would install into whatever Python the shell finds first. If an extra of ours brings the package it is named, for
+    those who install by other means than pip."""
     python = shlex.quote(str(relative_path(Path(sys.executable))))
-    if importlib.util.find_spec("pip") is None:
-        return f"uv pip install --python {python} {requirement}"
-    return f"{python} -m pip install {requirement}"
+    extra = _EXTRAS.get(package)
+    return f"{python} -m pip install {package}" + (f" (the extra `{extra}` of fineweb_shards)" if extra else "")

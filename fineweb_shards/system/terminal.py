@@ -14,9 +14,8 @@ from typing import TextIO
 # Lines such as `input      3 files` continue in the column of the value.
 _LABEL = re.compile(r"(?:[A-Za-z][a-zA-Z ]{0,8}? {2,}|document \d )(?=\S)")
 _LABEL_COLUMNS = 11
-# Lines with a shell command, which is broken so that it can still be pasted.
+# Lines with a shell command, which is left whole so that it can be pasted.
 _COMMAND = re.compile(r"resume(?: with: | {5})")
-_SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.S)
 # The space between a number and its unit, where no line is broken.
 _UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]?B|bytes|s|min|h|d|%|times)(?:\W|$))")
 _GLUE = "\N{WORD JOINER}"
@@ -82,12 +81,10 @@ def terminal_size(stream: TextIO) -> os.terminal_size:
 
 def wrap(line: str, columns: int, *, hang: int | None = None, break_words: bool = False) -> list[str]:
     """Break a line between words into lines of at most `columns`; the later ones are indented by `hang`. A longer word,
-    such as a path, stays whole unless `break_words`. Code is not broken, and commands are broken so that they can be
-    pasted."""
-    if len(line) <= columns or (line.startswith(_CODE_INDENT) and not break_words and hang is None):
+    such as a path, stays whole unless `break_words`. Code and commands are not broken, so that they can be pasted."""
+    is_code = line.startswith(_CODE_INDENT) and not break_words and hang is None
+    if len(line) <= columns or is_code or _COMMAND.match(line):
         return [line]
-    if command := _COMMAND.match(line):
-        return _wrap_command(command[0], line[command.end() :], columns)
     label = _LABEL.match(line)
     start = _LABEL_COLUMNS if label and label.end() == _LABEL_COLUMNS else len(line) - len(line.lstrip())
     hang = start if hang is None else hang
@@ -101,18 +98,6 @@ def wrap(line: str, columns: int, *, hang: int | None = None, break_words: bool 
     )
     pieces = [piece.replace(_GLUE, " ") for piece in pieces]
     return [line[:start] + pieces[0][start:], *pieces[1:]]
-
-
-def _wrap_command(label: str, command: str, columns: int) -> list[str]:
-    lines, words = [label], _SHELL_WORD.findall(command)
-    if " ".join(words) != command:  # can't be split safely: a line too long is better than a wrong command
-        return [label + command]
-    for word in words:
-        if len(lines[-1]) + len(word) + len("  \\") > columns and lines[-1] not in (label, _CODE_INDENT):
-            lines[-1] += "\\"
-            lines.append(_CODE_INDENT)
-        lines[-1] += f"{word} "
-    return [line.rstrip(" ") for line in lines]
 
 
 def cells(text: str) -> int:

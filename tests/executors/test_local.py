@@ -153,12 +153,6 @@ class Raising(ParquetFormat):
 
 
 @pytest.mark.full
-@pytest.mark.xfail(
-    reason="A batch whose tokens are not written yet may be given to the same worker as the suspect: it dies "
-    "with it thirty times, and is blamed in its place. One run in four.",
-    raises=AssertionError,
-    strict=False,
-)
 def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Parts) -> None:
     """After three deaths and three more in careful mode, and everything in front of it has come out."""
     deadly = with_format(source, Deadly)

@@ -27,7 +27,6 @@ from fineweb_shards.executors.ray.board import (
     pack_vocabulary,
     unpacked,
 )
-from fineweb_shards.executors.task import DeathKind
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.storage.place import BUCKET
 from fineweb_shards.store import cleanup, shard_files
@@ -208,31 +207,22 @@ def test_what_is_tried_one_by_one_is_not_fetched_ahead(tmp_path: Path, monkeypat
 
 
 @pytest.mark.full
-def test_a_document_that_crashes_its_process_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task sees how the process died, and the driver on which document; what it encodes comes with its tokens,
-    which the task holds like all others."""
-    monkeypatch.setattr(worker, "load_ray", lambda: SimpleNamespace(get=lambda reference: None))
-    path = write_jsonl(tmp_path / "a.jsonl", ["one", poison.DEADLY, "two"])
-    healthy = write_jsonl(tmp_path / "b.jsonl", ["one", "two"])
-    for file in (healthy, path):
-        source = runs.job_of(tmp_path / "out", file).source
-        process = worker.RunProcess.__new__(worker.RunProcess)
-        process._spec, process._vocabulary_files = poison.poisoned(runs.spec_of(source)), {}
-        announced: list[str] = []
-        remote = SimpleNamespace(remote=lambda task, document, seen=announced: seen.append(document.begins))
-        process._board = SimpleNamespace(announce=remote)
-        process._observer = worker.TaskObserver(lambda news: None, 1)
-        (batch,) = source.batches(runs.START)
-        blocks = process._encode_in_process(WorkOrder(batch, one_by_one=True))
-        if file == healthy:
-            (block,) = (block for _, block in blocks)
-            assert block.array.tolist() == [50256, 505, 50256, 11545]
-            assert announced == ["one", "two"]
-            continue
-        with pytest.raises(worker.ProcessDiedError) as died:
-            list(blocks)
-        assert died.value.death.kind is DeathKind.CRASHED
-        assert announced == ["one", poison.DEADLY]
+def test_a_document_that_crashes_its_process_is_left_out(tmp_path: Path) -> None:
+    """As on a single machine; the other documents come with their tokens, which the task holds like all others."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", poison.DEADLY, "two", "left out before"])
+    source = runs.job_of(tmp_path / "out", path).source
+    process = worker.RunProcess.__new__(worker.RunProcess)
+    process._spec, process._vocabulary_files = poison.poisoned(runs.spec_of(source)), {}
+    process._observer = worker.TaskObserver(lambda news: None, 1)
+    (batch,) = source.batches(runs.START)
+    before = hashlib.sha256(b"left out before").hexdigest()
+    order = WorkOrder(batch, one_by_one=True, skip_digests=frozenset({before}))
+    ((index, block),) = process._encode_in_local_executor(order)
+    assert index == 0
+    assert block.array.tolist() == [50256, 505, 50256, 11545]
+    (document,) = block.quarantined
+    assert document.begins == poison.DEADLY
+    assert "killed by signal 11" in document.cause
 
 
 def test_bytes_of_a_stream_go_by_value() -> None:

@@ -269,6 +269,30 @@ def test_workers_that_keep_dying_with_tokens_end_the_run() -> None:
         schedule.note_death("a", KILL)
 
 
+def test_what_a_worker_died_on_gets_one_of_its_own() -> None:
+    """What else that worker has would be lost with it each time: tokens that it is told to write, and batches."""
+    schedule = schedule_of(3)
+    schedule.give_next("a")
+    schedule.give_next("b")
+    assert not schedule.note_death("b", CRASH)
+    assert schedule.give_next("a") is None
+    schedule.receive_block("a", 0, kept(0))
+    schedule.finish("a")
+    (block,) = schedule.take_output()
+    schedule.place(kept_of(block), placements("x"))
+    assert schedule.give_next("a") is None
+    schedule.note_written(0, 0)
+    schedule.note_dropped("a", 0, 0)
+    suspect = schedule.give_next("a")
+    assert suspect is not None
+    assert suspect.batch.position == 1
+    assert schedule.give_next("a") is None
+    assert schedule.least_busy("a") is None
+    assert schedule.give_next("b") is not None
+    schedule.finish("a")
+    assert schedule.least_busy("ab") == "a"
+
+
 def lose_after_output(schedule: Schedule[str], *, blocks: int = 1, output: int = 1) -> None:
     """So many blocks of the first batch were encoded by a worker that is gone, and so many output."""
     schedule.give_next("a")
@@ -401,7 +425,7 @@ def test_a_document_that_ends_both_engines_goes_to_quarantine(death: Death) -> N
     assert order.use_fallback_for == {"77"}
     assert end_over(schedule, 77, death, position=1)
     assert places(schedule.take_output()) == [0]
-    orders = [schedule.give_next("new") for _ in range(4)]
+    orders = [schedule.give_next(worker) for worker in ("new", "b", "b", "b")]
     assert [order and (order.batch.position, order.first_block) for order in orders] == [
         (1, 0), (2, 0), (3, 0), None,
     ]  # fmt: skip

@@ -9,17 +9,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
-
-from fineweb_shards.events import Observer
-from fineweb_shards.executors.ray.cluster import start_patiently
 
 DRIVER = Path(__file__).parent / "ray_driver.py"
 STORE_BYTES = 96 * 2**20
@@ -32,6 +30,20 @@ SYSTEM = {
 ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 TITLES = ("encode_batches", "FileProcess", "Board", "fineweb-shards")
+
+
+def start_patiently(start: Callable[[], Any]) -> Any:
+    """What starts a node, again if it fails: other tests may keep Ray's processes waiting for too long."""
+    for _ in range(2):
+        try:
+            return start()
+        except Exception as error:
+            # Ray has no handle of a node that could not start: only the frame in which it failed knows it.
+            selves = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+            nodes: list[Any] = [one for one in selves if hasattr(one, "kill_all_processes")]
+            for node in nodes:
+                node.kill_all_processes(check_alive=False, allow_graceful=False)
+    return start()
 
 
 class RayCluster:
@@ -54,7 +66,7 @@ class RayCluster:
     def add_node(self, **more: Any) -> None:
         first = {} if self._nodes else {"_system_config": SYSTEM, "include_dashboard": False}
         start = partial(self._cluster.add_node, num_cpus=1, object_store_memory=STORE_BYTES, **first, **more)
-        self._nodes.append(start_patiently(start, Observer()))
+        self._nodes.append(start_patiently(start))
 
     def remove_node(self) -> None:
         """Kill the last node: its raylet, and with it all that runs there."""

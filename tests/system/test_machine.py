@@ -64,8 +64,8 @@ def test_pressure_is_read_where_the_kernel_tells_it(tmp_path: Path, monkeypatch:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 def test_a_process_can_be_weighed() -> None:
     """This one holds some memory, one that does not exist holds none that can be told."""
-    assert (machine.process_memory_bytes(os.getpid()) or 0) > 10 * MIB
-    assert machine.process_memory_bytes(2**30) is None
+    assert (machine.private_memory_bytes(os.getpid()) or 0) > 10 * MIB
+    assert machine.private_memory_bytes(2**30) is None
 
 
 @pytest.mark.promise("short memory pauses the run")
@@ -88,18 +88,18 @@ def test_manners() -> None:
 def test_without_proc_psutil_tells(monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
     """macOS and Windows: memory and processor time of a process that exists, nothing of one that does not."""
     pid = os.getpid() if exists else 2**30
-    proc = (machine.process_memory_bytes(pid), machine.process_life(pid))
+    proc = (machine.private_memory_bytes(pid), machine.process_life(pid))
     monkeypatch.setattr(machine, "_read_lines", lambda path: [])
     monkeypatch.setattr(sys, "platform", "darwin")
-    size, life = machine.process_memory_bytes(pid), machine.process_life(pid)
+    size, life = machine.private_memory_bytes(pid), machine.process_life(pid)
     if not exists:
         assert (size, life) == (None, None)
         return
     assert size is not None
     assert life is not None
     assert size > 10 * MIB
-    if proc[0] and proc[1]:  # Linux: about the same, but without the share of what is shared
-        assert size <= proc[0] + 10 * MIB
+    if proc[0] and proc[1]:  # Linux: about the same, but without files, such as libraries, that nobody else has open
+        assert proc[0] - 10 * MIB <= size <= proc[0] + 100 * MIB
         assert life[1] >= proc[1][1] - 0.02
     assert life[0] == ""
 
@@ -117,8 +117,8 @@ def test_the_machine_has_as_much_memory_as_psutil_says(monkeypatch: pytest.Monke
 def test_linux_needs_no_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not installed there: of a process that has ended, or without /proc, nothing is known."""
     monkeypatch.setitem(sys.modules, "psutil", None)
-    assert (machine.process_memory_bytes(2**30), machine.process_life(2**30)) == (None, None)
+    assert (machine.private_memory_bytes(2**30), machine.process_life(2**30)) == (None, None)
     assert machine.available_memory_bytes() > 0
     monkeypatch.setattr(machine, "_read_lines", lambda path: [])
-    assert (machine.process_memory_bytes(os.getpid()), machine.process_life(os.getpid())) == (None, None)
+    assert (machine.private_memory_bytes(os.getpid()), machine.process_life(os.getpid())) == (None, None)
     assert machine.available_memory_bytes() > 0

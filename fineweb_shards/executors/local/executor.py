@@ -12,7 +12,6 @@ it has passed. Only the watchdog has a thread of its own. Which worker gets what
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from multiprocessing import Pipe
@@ -25,7 +24,7 @@ from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.pool import Watchdog, WorkerPool, WorkerProcess, died_early
 from fineweb_shards.executors.local.worker import Order, send_order
 from fineweb_shards.executors.messages import FileResult, FileWork, WorkOrder
-from fineweb_shards.executors.scheduled_executor import AdaptivePrefetch, ScheduledExecutor
+from fineweb_shards.executors.scheduled_executor import BATCHES, REMOTE_BATCHES, ScheduledExecutor
 from fineweb_shards.executors.task import DeathCount, FileTasks
 from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
 from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
@@ -44,8 +43,8 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         quarantined: Iterable[Quarantined] = (),
         observer: Observer | None = None,
     ) -> None:
-        self._prefetch = AdaptivePrefetch(workers, is_remote=spec.source.is_remote)
-        super().__init__(spec, window_bytes, self._prefetch.batches, quarantined, observer)
+        queued = REMOTE_BATCHES if spec.source.is_remote else BATCHES
+        super().__init__(spec, window_bytes, queued, quarantined, observer)
         self._count = workers
         self._ahead = 2 * workers
         self._guard = guard
@@ -190,8 +189,6 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
             case messages.Done():
                 self._schedule.finish(worker)
                 self._observer.add_fetched(message.fetched_bytes)
-                self._prefetch.note_batch(message.fetched_bytes, message.waited_seconds, time.monotonic())
-                self._schedule.queued_batches = self._prefetch.batches
             case FileResult():
                 self._files.finish(message)
             case messages.Failed():

@@ -3,9 +3,8 @@
 Before its first task a process gets a `Shipment` from the run's board, an actor on the driver's node. It has what a
 node lacks: the environment variables that say how data is reached, and the files of the tokenizer.
 
-Tasks return their results by themselves. The board is for what can't wait until a task ends: that it waits for the
-network, or which document it is about to try, which has to be known even if its process dies of it. The driver has one
-question open, which is answered when there is something new, so nobody polls.
+Tasks return their results by themselves. The board is for what can't wait until a task ends, such as that it waits for
+the network. The driver has one question open, which is answered when there is something new, so nobody polls.
 
 No tokens pass here, except those of a block with a seam: they stay in Ray's object store. Messages are pickled here, as
 plain bytes; Ray's own way would take several times as long.
@@ -35,7 +34,6 @@ from fineweb_shards.executors.task import Death
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.system.own_files import is_plain_file, read_file
 from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES, MOST_BYTES, engine_file
-from fineweb_shards.types import Quarantined
 from fineweb_shards.vocabulary import Vocabulary
 
 News = tuple[int, Event | Waiting]  # with the number of the task
@@ -70,13 +68,11 @@ class EncodedBatch:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The end of a task that encodes batches, all of them or, if a process died or failed, none."""
+    """The end of a task that encodes batches, all of them or, if it failed, none."""
 
     batches: tuple[EncodedBatch, ...] = ()
-    death: Death | None = None  # of the process that tried the documents one by one
+    death: Death | None = None  # of the attempt, although its process lives: memory was short
     failure: ShardError | None = None  # this process can encode nothing at all
-    process: str = ""  # where it ran
-    memory_bytes: int = 0  # of that process
     fetched_bytes: int = 0  # over the network
 
 
@@ -88,7 +84,6 @@ class Board:
         self._shipment = shipment
         self._news: list[News] = []
         self._has_news = asyncio.Event()
-        self._trying: dict[int, Quarantined] = {}  # by the number of the task
 
     async def get_shipment(self) -> tuple[str, bytes]:
         """Return what a process needs before its first task, and the version that can unpack it."""
@@ -104,13 +99,6 @@ class Board:
         self._has_news.clear()
         news, self._news = self._news, []
         return news
-
-    async def announce(self, task: int, document: Quarantined) -> None:
-        self._trying[task] = document
-
-    async def take_announced(self, task: int) -> Quarantined | None:
-        """Return the document that a task, which is gone, has announced last."""
-        return self._trying.pop(task, None)
 
 
 def start_board(name: str, shipment: Shipment) -> Any:

@@ -22,10 +22,9 @@ import signal
 import socket
 import tempfile
 import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import fineweb_shards
 from fineweb_shards.errors import ShardError, UsageError, WorkerError
@@ -38,7 +37,6 @@ from fineweb_shards.system.standard_streams import without_errors_on_screen
 LOCAL = "local"
 _SMALLEST_STORE_BYTES = 96 * 2**20  # Ray refuses less than 75 MiB
 _CONNECT_SECONDS = 10.0
-_STARTS = 3  # on a busy machine Ray's processes may take longer than Ray itself waits for them
 _NO_CLUSTER = (
     "Start a cluster with `ray start --head`, which prints its address; or leave --ray-address out, and a "
     "run starts its own on this machine."
@@ -61,8 +59,6 @@ _SET_BY_RAY = (_AUTH_MODE,)  # it would decide how the next cluster is started o
 LOST = Death(DeathKind.KILLED, "was on a node that is gone")
 _CAN_NOT_IMPORT = re.compile(r"^(ModuleNotFoundError|ImportError): |failed to import on the worker", re.M)
 _ADDRESS = re.compile(r"\bip=([^,)\s]+)")
-
-Result = TypeVar("Result")
 
 
 def load_ray() -> Any:
@@ -115,7 +111,7 @@ class Cluster:
             return
         with _handlers_kept():
             if self._address == LOCAL:
-                start_patiently(self._start, self._observer)
+                self._start()
                 return
             try:
                 with environment(_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
@@ -124,19 +120,27 @@ class Cluster:
                 raise _refusal(self._address, error) from error
 
     def _start(self) -> None:
-        self._remove_folder()
         # A short name, because the names of sockets are limited to 107 bytes.
         self._folder = tempfile.mkdtemp(prefix="fws-ray-")
-        with environment(_ENVIRONMENT | _LOCAL_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
-            load_ray().init(
-                address=LOCAL,
-                num_cpus=self._cores,
-                object_store_memory=self._store_bytes,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-                _temp_dir=self._folder,
-            )
+        try:
+            with environment(_ENVIRONMENT | _LOCAL_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
+                load_ray().init(
+                    address=LOCAL,
+                    num_cpus=self._cores,
+                    object_store_memory=self._store_bytes,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    _temp_dir=self._folder,
+                )
+        except ShardError:
+            raise
+        except Exception as error:  # of no class of its own, if Ray's processes were too slow
+            raise WorkerError(
+                f"Ray could not be started on this machine: {_lines_of(error)[0]}",
+                "Its processes may be too slow on a busy machine. Rerun the same command later, or with "
+                "--executor local, which needs no Ray.",
+            ) from error
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive and have cores for tasks."""
@@ -172,30 +176,6 @@ def find_address(given: str) -> str:
             "fineweb-shards build … --executor ray --ray-address auto",
         )
     return address
-
-
-def start_patiently(start: Callable[[], Result], observer: Observer) -> Result:
-    """Call what starts processes of Ray, again if it fails; WorkerError if it fails every time."""
-    reason = ""
-    for _ in range(_STARTS):
-        try:
-            return start()
-        except ShardError:
-            raise
-        except Exception as error:  # of no class of its own, if the processes were too slow
-            load_ray().shutdown()
-            # Ray has no handle of a node that could not start: only the frame in which it failed knows it.
-            selves = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
-            node: Any = next((one for one in selves if hasattr(one, "kill_all_processes")), None)
-            if node is not None:
-                node.kill_all_processes(check_alive=False, allow_graceful=False)
-            reason = _lines_of(error)[0]
-            observer.tell(Event("ray", f"Ray could not start: {reason}"))
-    raise WorkerError(
-        f"Ray could not be started on this machine in {_STARTS} attempts. The last one: {reason}",
-        "Ray gives its processes half a minute, which may be too short on a busy machine. Rerun the same "
-        "command later, or with --executor local, which needs no Ray.",
-    )
 
 
 def _refusal(address: str, error: Exception) -> UsageError:
@@ -269,12 +249,8 @@ def explain_failure(error: BaseException) -> Death:
             ) from error
         case exceptions.RayTaskError():
             raise WorkerError(f"Node {_node_of(error)} could not run a task: {_lines_of(error)[-1]}") from error
-        case exceptions.WorkerCrashedError() | exceptions.RayActorError():
-            return Death(DeathKind.KILLED, "ended unexpectedly")
-        case exceptions.TaskCancelledError():
-            return Death(DeathKind.KILLED, "was cancelled")
-        case exceptions.RayError():
-            return Death(DeathKind.KILLED, f"failed: {_lines_of(error)[-1]}")
+        case exceptions.RayError():  # its process crashed, or it was cancelled
+            return Death(DeathKind.KILLED, f"ended unexpectedly: {_lines_of(error)[0]}")
     raise error
 
 

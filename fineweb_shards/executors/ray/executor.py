@@ -18,6 +18,7 @@ and cursors.
   task dies, or an object is lost with its node, the schedule has its batches encoded again: from the first
   block that is missing, with the same tokens. The batches of a task that had several get a task each: if it
   was one of them that ended it, the schedule will know which. Bytes that are written twice are the same.
+  Which document ended a task is found by a local executor on the node (worker.py).
 - **Streams** (pipes, compressed files) are read by the driver, and can't be read again. So it keeps their
   text until it is written, and that is limited as with the local executor (`window_bytes`).
 - **More tasks than cores.** There are always as many tasks waiting as running. From a network, two run for
@@ -28,7 +29,6 @@ If the driver dies its tasks and objects go with it, and the same command resume
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import queue
@@ -49,7 +49,7 @@ from fineweb_shards.executors.ray import board
 from fineweb_shards.executors.ray.cluster import LOST, Cluster, Node, explain_failure, load_ray
 from fineweb_shards.executors.ray.file_tasks import Attempt, NodeTasks, Share, StoredBlock, Unwritten
 from fineweb_shards.executors.ray.worker import MARK_FILE, RUN_PREFIX, encode_batches
-from fineweb_shards.executors.scheduled_executor import ScheduledExecutor
+from fineweb_shards.executors.scheduled_executor import REMOTE_BATCHES, ScheduledExecutor
 from fineweb_shards.executors.task import Death
 from fineweb_shards.store.store import Segment
 from fineweb_shards.system.durable import write_quickly
@@ -61,14 +61,12 @@ from fineweb_shards.units import show_number_of
 
 _REMOTE_TASKS_PER_CORE = 2
 _BATCHES = 4  # in a task
-_REMOTE_BATCHES = 8
 _ALL = 2**62  # no limit
 # The shares of the window, and of the object stores, from which on a part of a file is written early.
 _MUCH = 0.5
 _MUCH_OF_A_FILE = 0.25
 _LISTEN_SECONDS = 1.0
 _LOOK_EVERY_SECONDS = 5.0
-_FORGET_AFTER_SECONDS = 60.0  # a process that had no task for this long is idle, or gone
 _WRITTEN = completed(None)  # at the latest when the file is sealed
 
 
@@ -90,7 +88,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         observer: Observer | None = None,
     ) -> None:
         self._remote = spec.source.is_remote
-        self._batches = _REMOTE_BATCHES if self._remote else _BATCHES
+        self._batches = REMOTE_BATCHES if self._remote else _BATCHES
         super().__init__(spec, _ALL, self._batches, quarantined, observer)
         self._cluster = cluster
         self._out = out
@@ -107,7 +105,6 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._numbers = 0  # of tasks so far
         self._running: dict[int, Attempt] = {}  # by the number of the task
         self._expected_bytes = 0  # the text that they encode
-        self._single: set[int] = set()  # batches that were in a task that died: each gets a task of its own
         self._unwritten = Unwritten()
         self._files = NodeTasks(
             self._run,
@@ -119,8 +116,6 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             waits=self._waits,
         )
         self._board: Any = None
-        # What each process that encodes had at the end of its last task, and when that was.
-        self._process_bytes: dict[str, tuple[int, float]] = {}
         self._peak_bytes = 0
 
     # The cluster
@@ -181,13 +176,9 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     @property
     def used_bytes(self) -> int:
-        """Roughly: the sum of what the driver has, of what each process that encodes had at the end of its last task,
-        and of the tokens in the object stores. Ray's own processes and second copies in the stores are not in it.
-        Nobody is asked for it: the figures come with the results of tasks."""
-        since = time.monotonic() - _FORGET_AFTER_SECONDS
-        processes = sum(size for size, noted in list(self._process_bytes.values()) if noted > since)
-        tokens_bytes = self._unwritten.unplaced_bytes + self._unwritten.placed_bytes
-        used = own_memory_bytes() + processes + tokens_bytes
+        """What the driver has, and the tokens in the object stores. What processes on the nodes use is Ray's to tell:
+        `ray status`, or its dashboard."""
+        used = own_memory_bytes() + self._unwritten.unplaced_bytes + self._unwritten.placed_bytes
         self._peak_bytes = max(self._peak_bytes, used)
         return used
 
@@ -240,15 +231,10 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _give_batches(self, attempt: Attempt, most: int) -> tuple[WorkOrder, ...]:
         orders: list[WorkOrder] = []
         while len(orders) < most and self._has_batch():
-            is_single = self._schedule.next_pending in self._single
-            if orders and is_single:
-                break
             order = self._schedule.give_next(attempt)
             if order is None:
                 break
             orders.append(order)
-            if is_single:
-                break
         return tuple(orders)
 
     def _next_number(self) -> int:
@@ -304,7 +290,6 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         if encoded.death is not None:
             self._handle_death(attempt, encoded.death)
             return
-        self._process_bytes[encoded.process] = encoded.memory_bytes, time.monotonic()
         self._observer.add_fetched(encoded.fetched_bytes)
         array = 0
         for order, batch in zip(attempt.orders, encoded.batches, strict=True):
@@ -316,24 +301,15 @@ class RayExecutor(ScheduledExecutor[Attempt]):
                         self._unwritten.receive(key, attempt, array, size_bytes)
                     array += 1
             self._schedule.finish(attempt, batch.error)
-            self._single.discard(order.number)
         self._dismiss_idle(attempt)
 
     def _handle_death(self, attempt: Attempt, death: Death) -> None:
         """Take back the batches of a task that died. Only if it had a single one, it is known on which."""
         self._observer.tell(Event("worker", f"a task {death.description}; its batches are encoded again"))
         if len(attempt.orders) > 1:
-            self._single.update(order.number for order in attempt.orders)
-            self._schedule.remove_worker(attempt)
-            return
-        self._single.add(attempt.orders[0].number)
-        if attempt.orders[0].one_by_one:
-            ray, document = load_ray(), None
-            with contextlib.suppress(ray.exceptions.RayError):  # the next attempt will announce it again
-                document = ray.get(self._board.take_announced.remote(attempt.number))
-            if document is not None:
-                self._schedule.announce(attempt, document)
-        self._note_death(attempt, death)
+            self._schedule.remove_worker(attempt, suspects=True)
+        else:
+            self._note_death(attempt, death)
 
     def _note_death(self, attempt: Attempt, death: Death) -> None:
         self._unwritten.lose(attempt)

@@ -25,18 +25,18 @@ from fineweb_shards.errors import InputError, OutputError, ShardError, UsageErro
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors import messages
 from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
-from fineweb_shards.executors.local.pool import WorkerProcess, died_early
-from fineweb_shards.executors.local.worker import send_order
+from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.messages import FileOrder, FileResult, StoredTokens, WorkerObserver, WorkOrder
 from fineweb_shards.executors.ray.board import EncodedBatch, Shipment, TaskResult, apply_environment, unpacked
 from fineweb_shards.executors.ray.cluster import load_ray
 from fineweb_shards.executors.task import Death, DeathKind
 from fineweb_shards.storage.place import LOCAL
 from fineweb_shards.store.store import Segment
-from fineweb_shards.system.machine import apply_priority, own_memory_bytes
+from fineweb_shards.system.machine import apply_priority
+from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, read_file, refuse_link
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
-from fineweb_shards.types import Batch, EncodedBlock, Tokens
+from fineweb_shards.types import Batch, EncodedBlock, Quarantined, Tokens
 
 MARK_FILE = "ray-run"  # in the work folder; what is in it tells a node whether it sees the driver's folder
 RUN_PREFIX = "fineweb-shards-"  # of the name of a run's board, which stands in names of files
@@ -44,6 +44,7 @@ _SCRATCH_END = ".tmp"  # what the store finds after a run that was killed
 # A task that takes longer hangs, and its process is ended. Waits for the network or the disk come on top.
 _LONGEST_TASK_SECONDS = 3600
 _STANDARD_ERROR = 2
+_ALL = 2**62  # no limit
 _MAKING_PROCESS = threading.Lock()
 
 
@@ -105,14 +106,6 @@ class TaskObserver(WorkerObserver):
         self.task = task
 
 
-class ProcessDiedError(Exception):
-    """The process that encoded a batch one document at a time has died."""
-
-    def __init__(self, death: Death) -> None:
-        super().__init__(death.description)
-        self.death = death
-
-
 class RunProcess:
     """What a process keeps between the tasks of a run: its engine, and open files of the input."""
 
@@ -152,25 +145,17 @@ class RunProcess:
         except MemoryError:
             tokens.clear()
             return TaskResult(death=Death(DeathKind.OUT_OF_MEMORY, f"ran out of memory on {node_name()}"))
-        except ProcessDiedError as error:
-            tokens.clear()
-            return TaskResult(death=error.death)
         finally:
             faulthandler.cancel_dump_traceback_later()
-        return TaskResult(
-            batches,
-            process=f"{node_name()} {os.getpid()}",
-            memory_bytes=own_memory_bytes(),
-            fetched_bytes=self._observer.take_done().fetched_bytes,
-        )
+        return TaskResult(batches, fetched_bytes=self._observer.take_done().fetched_bytes)
 
     def _encode_batch(self, order: WorkOrder, tokens: list[Tokens]) -> EncodedBatch:
         blocks: list[messages.Encoded] = []
         try:
             for batch in order.batch.members or (order.batch,):
                 self._check_input(batch)
-            if order.one_by_one:
-                encoded = self._encode_in_process(order)
+            if order.one_by_one and not order.batch.members:
+                encoded = self._encode_in_local_executor(order)
             else:
                 encoded = encode_batch(self._source, self._encoder, order, lambda document: None)
             for index, block in encoded:
@@ -180,50 +165,30 @@ class RunProcess:
                 blocks.append(messages.Encoded(index, told))
         except ShardError as error:
             return EncodedBatch(tuple(blocks), error)
-        except (MemoryError, ProcessDiedError):
+        except MemoryError:
             raise
         except Exception as error:
             bug = batch_bug(self._source, order.batch, error, f"A task on {node_name()}")
             return EncodedBatch(tuple(blocks), bug)
         return EncodedBatch(tuple(blocks))
 
-    def _encode_in_process(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
-        """Yield the blocks of a batch that has ended several workers, encoded one document at a time in a process of
-        its own; ProcessDiedError if that dies. Ray tells that a worker has died, but not of what. It matters (task.py):
-        a document is suspected if its process crashes, and never if it was killed from outside. So the process is a
-        worker of the local executor, whose exit code is seen, and it says which document it is about to encode."""
-        with contextlib.ExitStack() as loading:
-            spec = loading.enter_context(unpacked(self._spec, self._vocabulary_files))
-            worker = WorkerProcess(pickle.dumps(replace(spec, holds_tokens=False)))
-            try:
-                while True:
-                    message: messages.Message = worker.pipe.recv()
-                    match message:
-                        case messages.Ready():
-                            loading.close()
-                            worker.ready = True
-                            send_order(worker.pipe, order, worker.pid)
-                        case messages.Trying():  # the driver has to know of a document before it is tried
-                            load_ray().get(self._board.announce.remote(self._observer.task, message.document))
-                        case messages.Encoded():
-                            yield message.index, message.block
-                        case messages.Failed():
-                            raise message.error
-                        case messages.Waiting():
-                            self._observer.set_wait(message.cause, message.reason)
-                        case Event():
-                            self._observer.tell(message)
-                        case messages.Done():
-                            self._observer.add_fetched(message.fetched_bytes)
-                            return
-            except (EOFError, OSError):
-                death = worker.explain_end()
-                if not worker.ready:
-                    raise died_early(death) from None
-                raise ProcessDiedError(death) from None
-            finally:
-                worker.kill()
-                worker.join()
+    def _encode_in_local_executor(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
+        """Yield the blocks of a batch that has ended several tasks, without the document that did it. Ray tells that a
+        process has died, but not of what, and it matters (task.py): a document is suspected if its process crashes, and
+        never if it was killed from outside. So the batch is encoded as on a single machine. A copy of the document
+        elsewhere in the stream ends tasks as well, and is left out in the same way."""
+        quarantined = [
+            Quarantined(order.batch.file, order.batch.position, 0, None, None, 0, digest, "")
+            for digest in order.skip_digests
+        ]
+        guard = MemoryGuard(worker_bytes=_ALL)
+        with (
+            unpacked(replace(self._spec, holds_tokens=False), self._vocabulary_files) as spec,
+            LocalExecutor(spec, 1, _ALL, guard, quarantined, self._observer) as executor,
+        ):
+            for index, block in enumerate(executor.encode(iter([order.batch]))):
+                if index >= order.first_block:
+                    yield index, block
 
     def _check_input(self, batch: Batch) -> None:
         """Raise InputError if this node can't see the batch's file. It would be taken for a damaged one, and left out
