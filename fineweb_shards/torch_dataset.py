@@ -29,7 +29,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fineweb_shards.loader import ShardLoader
-from fineweb_shards.loader.shard_loader import torch_worker
+from fineweb_shards.loader.shard_loader import renamed_argument, torch_worker
 
 
 class TensorBatch(NamedTuple):
@@ -62,6 +62,7 @@ class ShardDataset(IterableDataset):
         **settings: Any,
     ) -> None:
         """`settings` are the others of ShardLoader, `batch_size` and `seq_len` among them."""
+        world_size = renamed_argument("ranks", settings.pop("ranks", None), world_size)
         if (rank is None) != (world_size is None):
             raise ValueError("pass both rank and world_size, or neither")
         if rank is None or world_size is None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -34,6 +35,9 @@ from fineweb_shards.loader.shard_cache import DEFAULT_BYTES, ShardCache
 from fineweb_shards.loader.shards import FollowedShards, LoaderSettings, Shuffle, open_folder, open_shards
 from fineweb_shards.reading.token_file import split_location
 
+# What settings were called in earlier versions, whose states are still read.
+_OLD_NAMES = {"length": "seq_len", "ranks": "world_size"}
+
 
 class ShardLoader:
     """An endless sequence of batches. `epoch` counts the passes completed, `len` is the length of one."""
@@ -44,9 +48,9 @@ class ShardLoader:
         split: str = "train",
         *,
         batch_size: int,
-        seq_len: int,
+        seq_len: int | None = None,
         rank: int = 0,
-        world_size: int = 1,
+        world_size: int | None = None,
         seed: int | None = None,
         shuffle: Shuffle = "rows",
         align: Literal["document"] | None = None,
@@ -56,6 +60,8 @@ class ShardLoader:
         cache_dir: str | Path | None = None,
         cache_bytes: int = DEFAULT_BYTES,
         framework: Literal["auto", "numpy", "torch"] = "auto",
+        length: int | None = None,
+        ranks: int | None = None,
     ) -> None:
         """Open the shards: all files with `split` in their name if `shards` is a folder, else these files.
 
@@ -71,7 +77,13 @@ class ShardLoader:
         default in the user's cache folder) when its turn comes, the next one ahead of time, and checked. Of what is not
         being read, up to `cache_bytes` in all are kept there. Processes may share it. All of a shard that is shuffled
         has to fit.
+
+        `length` and `ranks` are the old names of `seq_len` and `world_size`.
         """
+        seq_len, world_size = renamed_argument("length", length, seq_len), renamed_argument("ranks", ranks, world_size)
+        world_size = 1 if world_size is None else world_size
+        if seq_len is None:
+            raise TypeError("seq_len is missing: how many tokens a row has")
         if min(batch_size, seq_len, world_size) < 1 or not 0 <= rank < world_size:
             raise ValueError("batch_size, seq_len and world_size must be at least 1, and rank below world_size")
         if align not in (None, "document") or shuffle not in ("rows", "documents"):
@@ -183,6 +195,7 @@ class ShardLoader:
         With a seed or `align`, another world_size is accepted if world_size x batch_size is the same: a step of all
         ranks then has the same rows.
         """
+        state = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
         known = len(self._shards.known)
         # A build that is followed may have made more shards since, or this rank has not looked yet.
         shards = int(state.get("shard_count", known)) if self._settings.follow else known
@@ -222,6 +235,16 @@ class ShardLoader:
                 f"for each of {settings.world_size} ranks.",
                 "Choose a smaller batch_size or seq_len.",
             )
+
+
+def renamed_argument(old_name: str, old: int | None, new: int | None) -> int | None:
+    """Return an argument of the caller that has a new name; with a warning if it came by the old one."""
+    if old is None:
+        return new
+    if new is not None:
+        raise TypeError(f"{old_name} is the old name of {_OLD_NAMES[old_name]}: pass {_OLD_NAMES[old_name]} alone")
+    warnings.warn(f"{old_name} is deprecated: pass {_OLD_NAMES[old_name]}", DeprecationWarning, stacklevel=3)
+    return old
 
 
 def torch_worker() -> tuple[int, int]:

@@ -163,6 +163,12 @@ def private_memory_bytes(pid: int) -> int | None:
     return _ask_psutil(lambda process: int(process.memory_full_info().uss), pid)
 
 
+def own_shared_bytes() -> int:
+    """Return how much of files, such as libraries, and of shared memory this process has in memory; 0 if unknown."""
+    pages = [int(line.split()[2]) for line in _read_lines(Path("/proc/self/statm"))]
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE") if pages else 0
+
+
 def own_memory_bytes() -> int:
     """Return `private_memory_bytes` of this process; 0 if unknown."""
     return private_memory_bytes(os.getpid()) or 0

@@ -1,8 +1,8 @@
 """Watch the memory of the machine during a run (run/budget.py divides it before the start).
 
 The guard looks at the whole machine, not only at this program: other programs on it have precedence. Of each process
-it counts the private memory, which is what grows: the kernel has that at hand, while its part of shared pages (PSS)
-takes milliseconds to count. It only gives
+it counts the private memory, which is what grows, and once what they share (libraries, mostly), as the parent has it:
+the kernel has both at hand, while a process's part of all its pages (PSS) takes milliseconds to count. It only gives
 advice, which executors/local/pool.py follows. It does not limit what a single batch takes: that is bounded by how
 batches are cut.
 """
@@ -51,6 +51,7 @@ class MemoryGuard:
     worker_bytes: int
     read: Callable[[], Reading] = lambda: (machine.memory_limits(), machine.memory_stall_percent())
     measure: Measure = machine.private_memory_bytes
+    shared: Callable[[], int] = machine.own_shared_bytes
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
@@ -68,7 +69,7 @@ class MemoryGuard:
             return None
         self._next_look = now + LOOK_EVERY_SECONDS
         self._sizes = {pid: self.measure(pid) or 0 for pid in (os.getpid(), *workers)}
-        self.used_bytes = sum(self._sizes.values())
+        self.used_bytes = sum(self._sizes.values()) + self.shared()
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         before, self.shortage = self.shortage, self._find_shortage()
         if self.shortage:

@@ -262,6 +262,25 @@ def test_a_state_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, seed: int | N
         loader(0, seq_len=8).load_state_dict(state)
 
 
+def test_the_old_names_of_settings_still_work(tmp_path: Path) -> None:
+    """`length` and `ranks` give the batches of `seq_len` and `world_size`, with a warning for each."""
+    write_shards(tmp_path / "some", LENGTHS)
+    new = ShardLoader(tmp_path / "some", batch_size=2, seq_len=16, rank=1, world_size=2, framework="numpy")
+    with pytest.warns(DeprecationWarning) as seen:  # noqa: PT030 # the two messages are below
+        old = ShardLoader(tmp_path / "some", batch_size=2, length=16, rank=1, ranks=2, framework="numpy")
+    assert [str(one.message) for one in seen] == [
+        "length is deprecated: pass seq_len",
+        "ranks is deprecated: pass world_size",
+    ]
+    assert {one.filename for one in seen} == {__file__}
+    assert old.state_dict() == new.state_dict()
+    assert np.array_equal(old.next_batch()[0], new.next_batch()[0])
+    with pytest.raises(TypeError, match="pass seq_len alone"):
+        ShardLoader(tmp_path / "some", batch_size=2, seq_len=16, length=16)
+    with pytest.raises(TypeError, match="seq_len is missing"):
+        ShardLoader(tmp_path / "some", batch_size=2)
+
+
 def test_a_shuffle_gives_every_window_once(tmp_path: Path) -> None:
     """Ranks share the windows of an epoch between them; every epoch and every seed has its own order."""
     shards = write_shards(tmp_path / "some", LENGTHS)
