@@ -7,6 +7,7 @@ build is complete. Verifying makes them again and compares.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 from collections.abc import Collection, Iterator, Mapping
@@ -128,15 +129,16 @@ def check_sidecars(file: FinishedFile, everything: _FoundFiles) -> list[str]:
 
 def have_sidecars(files: Collection[FinishedFile], everything: _FoundFiles) -> bool:
     """Return whether all sidecars exist and, where that can be told without a search, have their length."""
-    if any(sidecar.name_for(file.name) not in everything for file in files for sidecar in file.sidecars):
-        return False
-    ends = _read_ends(files, everything)
+    doubtful = []  # files of which it depends on a last token, their own or that of the file before
     for file in files:
-        facts = _make_facts(file, everything, ends)
-        for sidecar in file.sidecars:
-            if sidecar.size_bytes(facts) not in (None, everything[sidecar.name_for(file.name)].size_bytes):
-                return False
-    return True
+        possible = itertools.product([False, True], repeat=len(file.names))
+        answers = {_fits(file, everything, dict(zip(file.names, ends, strict=True))) for ends in possible}
+        if answers == {False}:
+            return False
+        if answers != {True}:
+            doubtful.append(file)
+    ends = _read_ends(doubtful, everything)
+    return all(_fits(file, everything, ends) for file in doubtful)
 
 
 def _make_parts(
@@ -148,6 +150,16 @@ def _make_parts(
     facts = _make_facts(file, everything, _read_ends([file], everything))
     with file.store.open(everything[file.name]) as tokens:
         yield from parts_of_all(sidecars, facts, _find_eots(tokens, file.shard_format))
+
+
+def _fits(file: FinishedFile, everything: _FoundFiles, ends: Mapping[str, bool]) -> bool:
+    """Return whether a file has all sidecars, of the right length, if these names end with an EOT."""
+    facts = _make_facts(file, everything, ends)
+    for sidecar in file.sidecars:
+        found = everything.get(sidecar.name_for(file.name))
+        if found is None or sidecar.size_bytes(facts) not in (None, found.size_bytes):
+            return False
+    return True
 
 
 def _make_facts(file: FinishedFile, everything: _FoundFiles, ends: Mapping[str, bool]) -> FileFacts:

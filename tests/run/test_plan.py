@@ -30,9 +30,12 @@ def plan_of(tmp_path: Path, path: Path, **settings: object):  # type: ignore[no-
 
 
 def test_token_count_makes_it_exact(tmp_path: Path) -> None:
-    """FineWeb's column is summed up; EOTs are added."""
+    """FineWeb's column is summed up; EOTs are added. A column of this name in another schema may count anything."""
     counts = [len(reference.encode(text)) for text in DOCUMENTS]
-    pq.write_table(pa.table({"text": DOCUMENTS, "token_count": counts}), tmp_path / "a.parquet")
+    others = {name: ["x"] * len(counts) for name in ("id", "dump", "url", "file_path")}
+    pq.write_table(pa.table({"text": DOCUMENTS, "token_count": counts}), tmp_path / "b.parquet")
+    assert not plan_of(tmp_path, tmp_path / "b.parquet", shard_tokens=1000).extent.exact
+    pq.write_table(pa.table({"text": DOCUMENTS, "token_count": counts, **others}), tmp_path / "a.parquet")
     plan = plan_of(tmp_path, tmp_path / "a.parquet", shard_tokens=1000)
     assert plan.extent.exact
     assert plan.extent.tokens == TOKENS

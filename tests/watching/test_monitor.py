@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import threading
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -275,7 +274,7 @@ def test_shards_that_cannot_be_read_keep_nobody_waiting(
             silent.set()
             threading.Event().wait()
 
-    monkeypatch.setattr(monitor, "page", replace(monitor.page, write=write))
+    monkeypatch.setattr(monitor, "write_report", write)
     monitor._next_time["report"] = 0.0
     with contextlib.suppress(Interrupted), FolderLock(folder), monitor:
         assert silent.wait(60)

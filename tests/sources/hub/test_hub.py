@@ -434,7 +434,7 @@ def test_counts_are_checked_against_token_count(home: Path, tmp_path: Path) -> N
     ours = len(reference.encode(documents[37]))
     assert f"document <urn:uuid:37> has {ours:,} tokens, its token_count says {ours + 1:,}" in done.stderr
     assert done.stderr.count("token_count says") == 1
-    assert "Another token_count than ours: 1 document;" in done.stdout
+    assert "Another token_count than ours: 1 document." in done.stdout
 
 
 @pytest.mark.full
