@@ -15,7 +15,7 @@ from math import ceil
 from fineweb_edu import FOOTER_BYTES, SAMPLES, SHARD_TOKENS, Sample
 
 from fineweb_shards.units import show_seconds
-from fineweb_shards.writing.output import checkpoints_at_once
+from fineweb_shards.writing.placement import checkpoints_at_once
 
 # Measured: a core that reads and encodes, what is left of it with Ray, and the driver's processor time for each batch,
 # and for each record or file in a manifest that it saves (benchmarks/control_plane.py).

@@ -47,7 +47,7 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Batch, Counts, Cursor, ShardRecord
 from fineweb_shards.units import show_bytes, show_count
 from fineweb_shards.vocabulary import GPT2
-from fineweb_shards.writing.output import Output, begin_output
+from fineweb_shards.writing.placement import Output, begin_output
 
 BATCH_BYTES = 4 * 2**20
 SPLIT_RULE = SplitRule(val_tokens=SHARD_TOKENS)

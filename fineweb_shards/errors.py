@@ -87,7 +87,7 @@ class OutputError(ShardError):
 
 
 class OutOfNumbersError(OutputError):
-    """Unlike after another OutputError, what is written by then can still be recorded (writing/output.py)."""
+    """Unlike after another OutputError, what is written by then can still be recorded (writing/placement.py)."""
 
 
 class DiskFullError(OutputError):

@@ -41,7 +41,7 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.types import Cursor, EncodedBlock, ShardSlice
 from fineweb_shards.vocabulary import GPT2, Vocabulary
-from fineweb_shards.writing.output import Output, begin_output
+from fineweb_shards.writing.placement import Output, begin_output
 from tests.support import loader_reference, runs
 from tests.support.doubles import AtOncePlane
 from tests.support.stitching import stitch

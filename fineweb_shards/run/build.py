@@ -45,7 +45,7 @@ from fineweb_shards.watching.monitor import Monitor, StartObserver
 from fineweb_shards.watching.progress import Progress, Total
 from fineweb_shards.watching.run_files import EventLog, RunRecord, current_invocation, load_history
 from fineweb_shards.watching.screen import Screen, WaitsOnScreen
-from fineweb_shards.writing.output import Output, begin_output, make_packer
+from fineweb_shards.writing.placement import Output, begin_output, make_packer
 
 QUARANTINE_NAME = "quarantine.jsonl"  # in the work folder
 # Memory of a Ray cluster that a run starts on this machine, for each byte of text that may be in flight: tokens that

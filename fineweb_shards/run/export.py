@@ -44,7 +44,7 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.definition import copy_definition
 from fineweb_shards.types import Counts, Cursor, TokenBlock
 from fineweb_shards.units import show_bytes
-from fineweb_shards.writing.output import Output, begin_output, make_packer, shards_at_once
+from fineweb_shards.writing.placement import Output, begin_output, make_packer, shards_at_once
 
 # The settings that an export may change; all others describe the documents, and are kept.
 OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard")

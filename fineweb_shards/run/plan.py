@@ -34,7 +34,7 @@ from fineweb_shards.system.terminal import printable
 from fineweb_shards.types import Cursor, Cursors
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import GPT2
-from fineweb_shards.writing.output import shards_at_once
+from fineweb_shards.writing.placement import shards_at_once
 
 _BEGINNING = Cursor(0, 0)
 _SAMPLE_BYTES = 24 * 2**20

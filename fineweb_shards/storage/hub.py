@@ -48,7 +48,8 @@ from fineweb_shards.storage.hub_errors import (
     status_error,
     translated_errors,
 )
-from fineweb_shards.storage.hub_session import Quota, open_session, send_get
+from fineweb_shards.storage.hub_quota import Quota
+from fineweb_shards.storage.hub_session import open_session, send_get
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import TRANSIENT_STATUSES, HubRef, InputFile, Place, plain_etag
 from fineweb_shards.system.background import in_background

@@ -28,8 +28,8 @@ from huggingface_hub.errors import (
 )
 
 from fineweb_shards.errors import HubError, ShardError
-from fineweb_shards.storage.hub_client import httpx
 from fineweb_shards.storage.hub_environment import proxy_for
+from fineweb_shards.storage.hub_httpx import httpx
 from fineweb_shards.storage.place import TRANSIENT_STATUSES
 from fineweb_shards.system.retry import TransientError
 

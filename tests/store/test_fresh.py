@@ -253,7 +253,7 @@ def test_an_interrupted_repair_leaves_no_stranger(tmp_path: Path) -> None:
     out = make_folder(tmp_path)
     (out / "edufineweb_train_000001.npy").unlink()
     from fineweb_shards.store.resume_rules import trim_to_whole_files
-    from fineweb_shards.writing.output import begin_output
+    from fineweb_shards.writing.placement import begin_output
 
     manifest = load_manifest(out)
     assert manifest is not None

@@ -36,7 +36,7 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursor, Placement, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.writing import output as output_module
-from fineweb_shards.writing.output import GrowingFile, Output
+from fineweb_shards.writing.placement import GrowingFile, Output
 from tests.support import reference, runs
 from tests.support.doubles import FailingCall
 

@@ -35,7 +35,7 @@ ELSEWHERE = {
     "storage/hub.py": {"truncate"},  # of a file that is open
     "storage/local.py": {"open"},  # a pipe of the input, to read from
     "store/folder_store.py": {"truncate"},  # of a file that is open
-    "writing/output.py": {"truncate"},  # the same
+    "writing/placement.py": {"truncate"},  # the same
     "reading/token_file.py": {"memmap"},  # to read, as in the next one
     "loader/shard_cache.py": {"memmap"},
 }
