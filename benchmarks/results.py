@@ -135,5 +135,5 @@ def update_readme() -> None:
     for engine, words in PROMISES.items():
         ratio = re.search(rf"speed: {engine} / fineweb.py's loop \| ([\d.]+)×", results)
         assert ratio is not None
-        text = re.sub(rf"[\d.]+(?=\s+{words})", f"{float(ratio[1]):.1f}", text)
+        text = re.sub(rf"[\d.]+(?=\s+{words})", f"{float(ratio[1]):.2g}", text)
     README.write_text(text)

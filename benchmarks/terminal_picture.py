@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs" / "terminal.svg"
 FILES, COLUMNS, ROWS = 56, 96, 40
-COMMAND = "fineweb-shards build fineweb-edu --out edu_fineweb"
+COMMAND = "fineweb-shards build my-data --out tokens"
 CELL, LINE, LEFT, TOP = 8.0, 20, 20, 62
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 STYLE = """
@@ -138,9 +138,9 @@ def box_of(column: float, columns: float, y: float, kind: str) -> str:
 def main() -> None:
     source = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ["FINEWEB_SHARDS_CORPUS"]).resolve()
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "fineweb-edu").mkdir()
+        (Path(folder) / "my-data").mkdir()
         for number, path in enumerate(islice(cycle(sorted(source.glob("*.parquet"))), FILES)):
-            (Path(folder) / "fineweb-edu" / f"{number:03}_00000.parquet").symlink_to(path)
+            (Path(folder) / "my-data" / f"{number:03}_00000.parquet").symlink_to(path)
         frames = [frame for frame in record(Path(folder)) if share_of(frame) >= 0]
     PICTURE.write_text(svg_of(min(frames, key=lambda lines: abs(share_of(lines) - 60))))
 
