@@ -1,26 +1,30 @@
 """List the files of a dataset on the hub: once, in the parent, at one pinned commit.
 
 Config and split are resolved by `datasets` itself. Files that our readers know are then read without it; what is left
-is streamed front to back by it (rows.py). Workers get paths, sizes and hashes; a resume takes them from the manifest
-(hub_files.py).
+is streamed front to back by it (rows.py). A path or pattern (hub_address.py) needs no `datasets`. Workers get paths,
+sizes and hashes; a resume takes them from the manifest (hub_files.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import io
 import re
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub import HfApi, RepoFile, hf_hub_url
+from huggingface_hub.errors import EntryNotFoundError
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.formats.jsonl import is_array
 from fineweb_shards.formats.registry import FORMATS, split_suffixes
 from fineweb_shards.formats.text_samples import SAMPLE_BYTES
+from fineweb_shards.sources.discovery import Search, choose_paths
 from fineweb_shards.sources.hub_files import ListedFile, Listing
 from fineweb_shards.storage.hub import RemoteFile
 from fineweb_shards.storage.hub_errors import hub_host, translated_errors
@@ -29,6 +33,7 @@ from fineweb_shards.storage.streams import DamagedStreamError, GzipUnpacker
 from fineweb_shards.system.retry import Retrier, TransientError
 
 _PATHS_AT_ONCE = 500
+_CARD = "README.md"
 # Of a config of `datasets`: what says nothing about how files are read.
 _PLAIN_FIELDS = {"name", "version", "data_dir", "data_files", "description", "features"}
 
@@ -37,15 +42,9 @@ def list_dataset(
     dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, work_folder: Path
 ) -> Listing:
     """List the files of a config and split."""
-    open_session(retrier, Quota(work_folder, retrier.clock))
     api = HfApi()
-
-    def commit_of() -> str:
-        with translated_errors(f"dataset {dataset}"):
-            return str(api.dataset_info(dataset, revision=revision or None).sha)
-
     # First, because its errors are clear: `datasets` reports an outage as a missing file.
-    commit = retrier.call(commit_of)
+    commit = _find_commit(api, dataset, revision, retrier, work_folder)
     urls, needs_datasets = retrier.call(lambda: _resolve(dataset, name, hub_split, commit))
     paths = [url.removeprefix(f"hf://datasets/{dataset}@{commit}/") for url in urls]
     rows = Listing(dataset, commit, (ListedFile(f"{name or dataset}/{hub_split}", 0, ""),))
@@ -67,10 +66,43 @@ def list_dataset(
     missing = [path for path in paths if path not in infos]
     if missing:
         raise HubError(f"dataset {dataset}: {missing[0]} is listed but not there.")
-    found = (infos[path] for path in paths)
-    files = (ListedFile(one.path, one.size, one.lfs.sha256 if one.lfs else one.blob_id) for one in found)
-    listing = Listing(dataset, commit, tuple(files))
+    listing = Listing(dataset, commit, tuple(_describe(infos[path]) for path in paths))
     return rows if _is_one_array(listing, retrier) else listing
+
+
+def list_paths(dataset: str, path: str, revision: str, retrier: Retrier, work_folder: Path, search: Search) -> Listing:
+    """List the files of a dataset that a path or a pattern stands for."""
+    api = HfApi()
+    commit = _find_commit(api, dataset, revision, retrier, work_folder)
+    folder = "/".join(takewhile(lambda part: not glob.has_magic(part), path.split("/")))
+
+    def find() -> list[RepoFile]:
+        with translated_errors(f"dataset {dataset}"), contextlib.suppress(EntryNotFoundError):
+            named = api.get_paths_info(dataset, [path], repo_type="dataset", revision=commit) if path else []
+            if files := [one for one in named if isinstance(one, RepoFile)]:
+                return files
+            tree = api.list_repo_tree(dataset, folder or None, recursive=True, revision=commit, repo_type="dataset")
+            # The dataset's card is no text of it.
+            return [one for one in tree if isinstance(one, RepoFile) and one.path != _CARD]
+        return []
+
+    infos = {info.path: info for info in retrier.call(find)}
+    chosen = choose_paths(f"hf://datasets/{dataset}/{path}", path, infos, search)
+    return Listing(dataset, commit, tuple(_describe(infos[name]) for name in chosen))
+
+
+def _find_commit(api: HfApi, dataset: str, revision: str, retrier: Retrier, work_folder: Path) -> str:
+    open_session(retrier, Quota(work_folder, retrier.clock))
+
+    def commit_of() -> str:
+        with translated_errors(f"dataset {dataset}"):
+            return str(api.dataset_info(dataset, revision=revision or None).sha)
+
+    return retrier.call(commit_of)
+
+
+def _describe(info: RepoFile) -> ListedFile:
+    return ListedFile(info.path, info.size, info.lfs.sha256 if info.lfs else info.blob_id)
 
 
 def _is_one_array(listing: Listing, retrier: Retrier) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fineweb_shards.errors import UsageError, closest
 
 SCHEMES = ("s3", "gs", "az")
+WEB_SCHEMES = ("http", "https")  # files on any server, which are only read (web.py)
 _EXAMPLE = "An address is like s3://bucket/folder, gs://bucket/folder or az://container/folder."
 # What other programs call the same stores.
 _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"} | dict.fromkeys(
