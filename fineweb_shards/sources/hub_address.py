@@ -34,7 +34,7 @@ def parse_hub_address(text: str) -> HubAddress | None:
 
 def refuse_hub_address(text: str) -> None:
     """Raise UsageError for an address of the hub that can't be read where it is given."""
-    if not text.startswith(_SCHEME):
+    if not text.lower().startswith(_SCHEME):
         return
     if text.startswith("hf://buckets/"):
         raise UsageError(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.errors import ChangedError, InputError, ShardError
+from fineweb_shards.errors import ChangedError, InputError, ShardError, UsageError
 from fineweb_shards.formats import base
 from fineweb_shards.sources.files import find_files
 from fineweb_shards.system.retry import Clock
@@ -150,6 +150,17 @@ def test_mistakes_in_an_address(web: WebFiles, address: str, code: int, words: s
     assert caught.value.exit_code == code
     assert words in caught.value.message
     assert "SECRET" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [("ftp://host/a.txt", "download others first"), ("htps://host/a.txt", "Did you mean https://?")],
+)
+def test_other_schemes(address: str, hint: str) -> None:
+    """They are refused with what can be read."""
+    with pytest.raises(UsageError, match="no known object store") as caught:
+        find_files((address,), "auto")
+    assert hint in caught.value.hint
 
 
 def test_a_password_is_not_shown() -> None:

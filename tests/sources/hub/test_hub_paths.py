@@ -130,6 +130,18 @@ def test_format_and_validation(hub: StandInHub, home: Path, tmp_path: Path) -> N
     assert [*runs.shards_in(tmp_path / "three").values()] == shards
 
 
+def test_several_parts(hub: StandInHub, home: Path, tmp_path: Path) -> None:
+    """Addresses in parts are read one after the other, also with local files."""
+    local = write_parquet(tmp_path / "1.parquet", part(1))
+    inputs = (f"hf://datasets/{REPO}/a/b/3.parquet", local, f"hf://datasets/{REPO}/a/0.parquet")
+    words = [word for one in inputs for word in ("--part", f"input={one}")]
+    flags = words_for(tmp_path / "out", "")[2:]
+    done = forked.run_command("build", *words, *flags, **environment(hub, home))
+    assert done.returncode == 0, done.stderr
+    documents = part(3) + part(1) + part(0)
+    assert runs.shards_in(tmp_path / "out") == reference.shard_files(reference.stream(documents), SHARD_TOKENS)
+
+
 @pytest.mark.full
 def test_the_real_command_is_killed_and_resumed(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     """With workers, after kill -9 in the middle, the bytes are the same."""
@@ -197,6 +209,8 @@ HUB = "hf://datasets/me/x/a"
         ({"input": ("hf://models/me/x/a",)}, "only files of datasets"),
         ({"input": ("hf://spaces/me/x/a",)}, "only files of datasets"),
         ({"input": ("hf://datasets/me",)}, "only files of datasets"),
+        ({"input": ("HF://datasets/me/x/a",)}, "only files of datasets"),
+        ({"input": ("hf:/datasets/me/x/a",)}, "this is no address"),
         ({"input": ("hf://buckets/me/x/a",)}, "S3 gateway"),
     ],
 )
