@@ -342,15 +342,12 @@ def _open_hub(
     work_folder = store.folder / WORK_FOLDER
     listing = _recorded_listing(config, recorded)
     if listing is None:
-        from fineweb_shards.sources.hub_listing import list_dataset, list_paths
+        from fineweb_shards.sources.hub_listing import list_dataset
 
         revision = pinned_commit(config, recorded, has_shards=has_shards) or config.revision
         retrier = Retrier(config.max_outage, observer)
-        if config.split:
-            listing = list_dataset(config.dataset, config.name, config.split, revision, retrier, work_folder)
-        else:
-            search = Search(config.format, note=notes.append)
-            listing = list_paths(config.dataset, config.name, revision, retrier, work_folder, search)
+        search = Search(config.format, note=notes.append)
+        listing = list_dataset(config.dataset, config.name, config.split, revision, retrier, work_folder, search)
         listing = listing.with_validation(config.val_input)
     hub = HubRef(
         dataset=config.dataset,
@@ -362,8 +359,7 @@ def _open_hub(
     )
     # Files of two datasets may have the same name.
     folder = work_folder / DOWNLOAD_FOLDER / (str(number) if number else "")
-    format_name = "" if config.split else config.format
-    files = listing.input_files(folder, download=config.download, format_name=format_name)
+    files = listing.input_files(folder, download=config.download, format_name=config.format if not config.split else "")
     return open_source(files, replace(settings, hub=hub), observer)
 
 

@@ -7,7 +7,6 @@ of a config and split. So it is recorded, pinned, fetched and resumed in the sam
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 from urllib.parse import unquote
 
 from fineweb_shards.errors import UsageError
@@ -18,18 +17,10 @@ _ADDRESS = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^
 _EXAMPLE = "An address is like hf://datasets/ORG/NAME/folder/*.parquet, with @REVISION after NAME if need be."
 
 
-class HubAddress(NamedTuple):
-    """Files of a dataset."""
-
-    dataset: str
-    revision: str  # empty: the newest commit
-    path: str  # of a file or folder in it, or a pattern; empty: all of it
-
-
-def parse_hub_address(text: str) -> HubAddress | None:
-    """Take an address apart; None if it is none of files of a dataset."""
+def parse_hub_address(text: str) -> tuple[str, str, str] | None:
+    """Return dataset, revision and path or pattern, each but the first may be empty; None for any other text."""
     found = _ADDRESS.fullmatch(text)
-    return HubAddress(found[1], unquote(found[2] or ""), (found[3] or "").strip("/")) if found else None
+    return (found[1], unquote(found[2] or ""), (found[3] or "").strip("/")) if found else None
 
 
 def refuse_hub_address(text: str) -> None:

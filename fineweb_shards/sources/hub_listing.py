@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, RepoFile, hf_hub_url
+from huggingface_hub import HfApi, RepoFile, RepoFolder, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError
 
 from fineweb_shards.errors import HubError
@@ -33,18 +33,28 @@ from fineweb_shards.storage.streams import DamagedStreamError, GzipUnpacker
 from fineweb_shards.system.retry import Retrier, TransientError
 
 _PATHS_AT_ONCE = 500
-_CARD = "README.md"
+_CARD = "README.md"  # describes the dataset, and is no text of it
 # Of a config of `datasets`: what says nothing about how files are read.
 _PLAIN_FIELDS = {"name", "version", "data_dir", "data_files", "description", "features"}
 
 
 def list_dataset(
-    dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, work_folder: Path
+    dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, work_folder: Path, search: Search
 ) -> Listing:
-    """List the files of a config and split."""
+    """List the files of a config and split or, without a split, those for which a path or pattern stands."""
+    open_session(retrier, Quota(work_folder, retrier.clock))
     api = HfApi()
+
+    def commit_of() -> str:
+        with translated_errors(f"dataset {dataset}"):
+            return str(api.dataset_info(dataset, revision=revision or None).sha)
+
     # First, because its errors are clear: `datasets` reports an outage as a missing file.
-    commit = _find_commit(api, dataset, revision, retrier, work_folder)
+    commit = retrier.call(commit_of)
+    if not hub_split:
+        infos = retrier.call(lambda: _find_files(api, dataset, name, commit))
+        chosen = choose_paths(f"hf://datasets/{dataset}/{name}", name, infos, search)
+        return Listing(dataset, commit, tuple(_describe(infos[path]) for path in chosen))
     urls, needs_datasets = retrier.call(lambda: _resolve(dataset, name, hub_split, commit))
     paths = [url.removeprefix(f"hf://datasets/{dataset}@{commit}/") for url in urls]
     rows = Listing(dataset, commit, (ListedFile(f"{name or dataset}/{hub_split}", 0, ""),))
@@ -59,7 +69,7 @@ def list_dataset(
         with translated_errors(f"dataset {dataset}"):
             return list(api.get_paths_info(dataset, some, repo_type="dataset", revision=commit))
 
-    infos: dict[str, Any] = {}
+    infos = {}
     for first in range(0, len(paths), _PATHS_AT_ONCE):
         some = paths[first : first + _PATHS_AT_ONCE]
         infos |= {info.path: info for info in retrier.call(partial(describe, some))}
@@ -70,35 +80,16 @@ def list_dataset(
     return rows if _is_one_array(listing, retrier) else listing
 
 
-def list_paths(dataset: str, path: str, revision: str, retrier: Retrier, work_folder: Path, search: Search) -> Listing:
-    """List the files of a dataset that a path or a pattern stands for."""
-    api = HfApi()
-    commit = _find_commit(api, dataset, revision, retrier, work_folder)
+def _find_files(api: HfApi, dataset: str, path: str, commit: str) -> dict[str, RepoFile]:
+    """Return the file of that path, or all files among which those of a folder or pattern are."""
     folder = "/".join(takewhile(lambda part: not glob.has_magic(part), path.split("/")))
-
-    def find() -> list[RepoFile]:
-        with translated_errors(f"dataset {dataset}"), contextlib.suppress(EntryNotFoundError):
-            named = api.get_paths_info(dataset, [path], repo_type="dataset", revision=commit) if path else []
-            if files := [one for one in named if isinstance(one, RepoFile)]:
-                return files
+    found: list[RepoFile | RepoFolder] = []
+    with translated_errors(f"dataset {dataset}"), contextlib.suppress(EntryNotFoundError):
+        found = api.get_paths_info(dataset, [path], repo_type="dataset", revision=commit) if path else []
+        if not any(isinstance(one, RepoFile) for one in found):
             tree = api.list_repo_tree(dataset, folder or None, recursive=True, revision=commit, repo_type="dataset")
-            # The dataset's card is no text of it.
-            return [one for one in tree if isinstance(one, RepoFile) and one.path != _CARD]
-        return []
-
-    infos = {info.path: info for info in retrier.call(find)}
-    chosen = choose_paths(f"hf://datasets/{dataset}/{path}", path, infos, search)
-    return Listing(dataset, commit, tuple(_describe(infos[name]) for name in chosen))
-
-
-def _find_commit(api: HfApi, dataset: str, revision: str, retrier: Retrier, work_folder: Path) -> str:
-    open_session(retrier, Quota(work_folder, retrier.clock))
-
-    def commit_of() -> str:
-        with translated_errors(f"dataset {dataset}"):
-            return str(api.dataset_info(dataset, revision=revision or None).sha)
-
-    return retrier.call(commit_of)
+            found = [one for one in tree if one.path != _CARD]
+    return {one.path: one for one in found if isinstance(one, RepoFile)}
 
 
 def _describe(info: RepoFile) -> ListedFile:

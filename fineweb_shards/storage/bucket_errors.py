@@ -66,7 +66,7 @@ class UnconditionalError(AnswerError):
 
 
 class PreconditionError(AnswerError):
-    """The object is not what the request says it must be, or ends before the range."""
+    """The object is not what the request says it must be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,8 @@ def translate(error: Exception, address: BucketAddress, name: str, kind: type[Sh
         return refusal
     if found.status == 404:
         return MissingError(refusal)
-    if found.status in (409, 412, 416) or found.kind in ("AlreadyExistsError", "PreconditionError"):
+    ends_early = found.status == 416 and address.scheme in WEB_SCHEMES
+    if ends_early or found.status in (409, 412) or found.kind in ("AlreadyExistsError", "PreconditionError"):
         return PreconditionError(refusal)
     if found.status == 501 or found.kind == "NotSupportedError":
         return UnconditionalError(refusal)

@@ -14,7 +14,7 @@ import pytest
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.run.config import Config
-from fineweb_shards.sources.hub_address import HubAddress, parse_hub_address
+from fineweb_shards.sources.hub_address import parse_hub_address
 from tests.support import forked, reference, runs
 from tests.support.inputs import write_parquet
 from tests.support.standin_faults import CutBody, Reset, ScriptedFaults, Status
@@ -177,20 +177,20 @@ def test_what_is_not_there(hub: StandInHub, home: Path, tmp_path: Path, path: st
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        ("hf://datasets/me/x", HubAddress("me/x", "", "")),
-        ("hf://datasets/me/x/a/*.txt", HubAddress("me/x", "", "a/*.txt")),
-        ("hf://datasets/me/x@v1.0/a@b/", HubAddress("me/x", "v1.0", "a@b")),
+        ("hf://datasets/me/x", ("me/x", "", "")),
+        ("hf://datasets/me/x/a/*.txt", ("me/x", "", "a/*.txt")),
+        ("hf://datasets/me/x@v1.0/a@b/", ("me/x", "v1.0", "a@b")),
         (
             "hf://datasets/me/x@refs/convert/parquet/d/t/0.parquet",
-            HubAddress("me/x", "refs/convert/parquet", "d/t/0.parquet"),
+            ("me/x", "refs/convert/parquet", "d/t/0.parquet"),
         ),
-        ("hf://datasets/me/x@a%2Fb/c", HubAddress("me/x", "a/b", "c")),
+        ("hf://datasets/me/x@a%2Fb/c", ("me/x", "a/b", "c")),
         ("hf://datasets/me", None),
         ("hf://models/me/x/a", None),
         ("hf://buckets/me/x/a", None),
     ],
 )
-def test_the_parts_of_an_address(text: str, address: HubAddress | None) -> None:
+def test_the_parts_of_an_address(text: str, address: tuple[str, str, str] | None) -> None:
     """They are those of huggingface_hub's HfFileSystem."""
     assert parse_hub_address(text) == address
 
