@@ -17,7 +17,7 @@ import pytest
 from fineweb_shards.layouts import LAYOUTS
 from tests.support import forked
 
-pytest_plugins = ["tests.support.promises", "tests.support.bucket_server"]
+pytest_plugins = ["tests.support.promises", "tests.support.bucket_server", "tests.support.web_server"]
 
 # Timing never decides a test, and every run tries the same examples (soak runs try new ones).
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=40)

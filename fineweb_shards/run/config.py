@@ -28,6 +28,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.formats.registry import CHOICES as FORMAT_CHOICES
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.sources.hub_address import parse_hub_address, refuse_hub_address
 from fineweb_shards.storage.bucket_address import check_path, is_url
 from fineweb_shards.store.manifest import PART_SETTINGS
 from fineweb_shards.store.opening import open_store, scratch_folder
@@ -60,6 +61,7 @@ def _setting(
 
 
 DEFAULT_SHARD_TOKENS = 100_000_000
+_OF_DATASET = ("dataset", "name", "split", "revision")
 PART_KEYS = ("input", "val_input", *PART_SETTINGS)  # what a part of the input may have of its own
 _COUNT: Any = {"parse": parse_count, "metavar": "N"}
 _MOST_TOKENS = 16 * 10**12 // GPT2.dtype.itemsize  # in a file on ext4
@@ -85,7 +87,8 @@ class Config:
 
     # fmt: off
     input: tuple[str, ...] = _setting(
-        (), "file, folder or glob, also in a bucket (s3://, gs://, az://); repeatable; - is standard input; "
+        (), "file, folder or glob, also in a bucket (s3://, gs://, az://) or of a dataset on the Hugging Face hub "
+        "(hf://datasets/ORG/NAME/…); a file on a web server (https://); repeatable; - is standard input; "
         "{stdlib} is Python's own library",
         metavar="PATH")
     format: str = _setting(
@@ -193,7 +196,17 @@ class Config:
     @cached_property
     def part_configs(self) -> tuple[Config, ...]:
         """The settings of each part of the input; of one that is not divided, these."""
-        return tuple(dataclasses.replace(self, parts=(), **part) for part in self.parts) or (self,)
+        parts = [dataclasses.replace(self, parts=(), **part) for part in self.parts]
+        return tuple(part._with_dataset() for part in parts or [self])
+
+    def _with_dataset(self) -> Config:
+        """Return the settings of a part with the dataset that its input names by an address; in place of a config and a
+        split it then has the path of files."""
+        found = parse_hub_address(self.input[0]) if len(self.input) == 1 else None
+        if found is None or any(getattr(self, name) != getattr(Config, name) for name in _OF_DATASET):
+            return self
+        dataset, revision, path = found
+        return dataclasses.replace(self, input=(), dataset=dataset, revision=revision, name=path, split="")
 
     @property
     def reads_hub(self) -> bool:
@@ -300,6 +313,7 @@ class Config:
             raise UsageError("--dataset and --input exclude each other.", "Name one of the two.")
         for path in (*self.input, *self.val_input):
             check_path(path)
+            refuse_hub_address(path)
         for name, what in (("name", "config"), ("split", "split"), ("revision", "revision")):
             value = getattr(self, name)
             if value != getattr(Config, name) and not self.dataset:

@@ -27,14 +27,15 @@ from fineweb_shards.layouts.base import Layout
 from fineweb_shards.run.budget import Budget, plan_budget
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.tokenizer import find_definition
-from fineweb_shards.sources.discovery import OpenBucket
+from fineweb_shards.sources.discovery import OpenBucket, Search
 from fineweb_shards.sources.files import check_same_files, files_to_json, find_files
 from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.source import Parts, Source, open_source
-from fineweb_shards.storage.bucket import UPLOAD_MEMORY_BYTES, Bucket
+from fineweb_shards.storage.bucket import UPLOAD_MEMORY_BYTES
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.storage.place import HubRef
+from fineweb_shards.storage.web import is_web, open_remote
 from fineweb_shards.store.cleanup import holds_shards, refuse_untracked_shards
 from fineweb_shards.store.manifest import (
     FILE_NAME,
@@ -223,6 +224,8 @@ def find_earlier_outputs(open_bucket: OpenBucket) -> Callable[[str], bool]:
 
     @cache
     def is_ours(folder: str) -> bool:
+        if is_web(folder):  # where single files are named
+            return False
         if is_url(folder):
             bucket = open_bucket(folder)
             info = bucket.head(FILE_NAME)
@@ -266,7 +269,7 @@ def _open_part(
     )
     has_shards = begun is not None and holds_shards(output.store, begun)
     if config.dataset:
-        source = _open_hub(config, number, settings, output.store, recorded, observer, has_shards=has_shards)
+        source = _open_hub(config, number, settings, output.store, recorded, notes, observer, has_shards=has_shards)
     else:
         source = _open_files(config, settings, output, begun, notes, observer)
     _refuse_files_without_columns(config, source)
@@ -292,7 +295,7 @@ def _open_files(
         name = os.path.basename(path)
         return (name == FILE_NAME or output.layout.owns(name)) and output.store.has_inside(path)
 
-    open_bucket = partial(Bucket, max_outage_seconds=config.max_outage, observer=observer)
+    open_bucket = partial(open_remote, max_outage_seconds=config.max_outage, observer=observer)
     files = find_files(
         config.input,
         config.format,
@@ -329,6 +332,7 @@ def _open_hub(
     settings: ReadSettings,
     store: Store,
     recorded: InputPart | None,
+    notes: list[str],
     observer: Observer,
     *,
     has_shards: bool,
@@ -342,7 +346,8 @@ def _open_hub(
 
         revision = pinned_commit(config, recorded, has_shards=has_shards) or config.revision
         retrier = Retrier(config.max_outage, observer)
-        listing = list_dataset(config.dataset, config.name, config.split, revision, retrier, work_folder)
+        search = Search(config.format, note=notes.append)
+        listing = list_dataset(config.dataset, config.name, config.split, revision, retrier, work_folder, search)
         listing = listing.with_validation(config.val_input)
     hub = HubRef(
         dataset=config.dataset,
@@ -354,7 +359,7 @@ def _open_hub(
     )
     # Files of two datasets may have the same name.
     folder = work_folder / DOWNLOAD_FOLDER / (str(number) if number else "")
-    files = listing.input_files(folder, download=config.download)
+    files = listing.input_files(folder, download=config.download, format_name=config.format if not config.split else "")
     return open_source(files, replace(settings, hub=hub), observer)
 
 

@@ -15,7 +15,7 @@ import os
 import shlex
 import stat
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -25,6 +25,7 @@ from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_address import BucketAddress, is_url, split_glob
 from fineweb_shards.storage.bucket_requests import ObjectInfo
 from fineweb_shards.storage.place import STANDARD_INPUT
+from fineweb_shards.storage.web import is_web, open_remote, parse_address
 from fineweb_shards.units import show_number_of
 
 OpenBucket = Callable[[str], Bucket]
@@ -56,10 +57,10 @@ class Search:
     """How files are searched for."""
 
     format_name: str
-    is_output: Callable[[str], bool]  # of this build
-    is_earlier_output: Callable[[str], bool]  # of any other one
-    note: Callable[[str], None]
-    open_bucket: OpenBucket
+    is_output: Callable[[str], bool] = lambda path: False  # of this build
+    is_earlier_output: Callable[[str], bool] = lambda path: False  # of any other one
+    note: Callable[[str], None] = lambda text: None
+    open_bucket: OpenBucket = open_remote
 
 
 def find_inputs(flag: str, inputs: tuple[str, ...], search: Search) -> list[Found]:
@@ -128,11 +129,17 @@ def _expand(flag: str, text: str, search: Search) -> list[Found]:
 
 
 def _expand_url(flag: str, text: str, search: Search) -> list[Found]:
-    """Return the objects that an address stands for: one object, a folder, or a glob.
+    """Return the objects that an address stands for: one object, a folder, or a glob; on a web server one file.
 
     A store has no folders, only names with slashes. A folder is what has such a name before it, and the rules of a
     local folder hold: everything below it, except what is hidden.
     """
+    if is_web(text):
+        file = parse_address(text).prefix
+        info = search.open_bucket(text).head(file)
+        if info is None:
+            raise InputError(f"{flag} {text}: there is no such file on this server.", "Check the address.")
+        return [Found(text, PurePosixPath(file).name, info=info)]
     folder, pattern = split_glob(text)
     is_folder = False
     if not any(letter in text for letter in "*?"):  # [ may be a part of a name
@@ -159,6 +166,19 @@ def _expand_url(flag: str, text: str, search: Search) -> list[Found]:
         raise InputError(f"{flag} {text}: there is no such object or folder.", "Check the address.")
     findings = _Findings(str(folder), sorted(objects), objects=objects)
     return _take(flag, text, findings, search, is_folder=is_folder)
+
+
+def choose_paths(text: str, path: str, names: Collection[str], search: Search) -> list[str]:
+    """Return those of a dataset's files for which a path in it stands, by the same rules; `text` is its address."""
+    if path in names:
+        return [path]
+    is_folder = not glob.has_magic(path)
+    parts = path.split("/") if path else []
+    pattern = (*parts, *_FOLDER_PATTERN) if is_folder else _with_files(tuple(parts))
+    found = [name for name in sorted(names) if _matches_glob(name.split("/"), pattern)]
+    if is_folder and not found:
+        raise InputError(f"--input {text}: there is no such file or folder in this dataset.", "Check the path.")
+    return [one.name for one in _take("--input", text, _Findings(text, found), search, is_folder=is_folder)]
 
 
 @dataclass

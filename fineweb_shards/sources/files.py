@@ -26,9 +26,10 @@ from fineweb_shards.formats.text_samples import (
     sample_offsets,
 )
 from fineweb_shards.sources.discovery import Found, OpenBucket, Search, find_inputs, first_few, readable_name
-from fineweb_shards.storage.bucket import Bucket, content_hash
+from fineweb_shards.storage.bucket_requests import content_hash
 from fineweb_shards.storage.local import open_pipe
-from fineweb_shards.storage.place import BUCKET, LOCAL, STANDARD_INPUT, InputFile
+from fineweb_shards.storage.place import BUCKET, LOCAL, STANDARD_INPUT, WEB, InputFile
+from fineweb_shards.storage.web import is_web, open_remote
 from fineweb_shards.units import show_number_of
 
 _SAMPLES = 8
@@ -48,7 +49,7 @@ def find_files(
     skip_bad: bool = False,
     find_separators: bool = False,
     note: Callable[[str], None] = lambda text: None,
-    open_bucket: OpenBucket = Bucket,
+    open_bucket: OpenBucket = open_remote,
 ) -> tuple[InputFile, ...]:
     """Find all files that the inputs name, in the order they will be read: first those of `val_inputs`, which are for
     validation only, even if an input names them as well.
@@ -109,7 +110,7 @@ def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, li
         raise InputError(f"{path}: compressed {kind} can't be read.", "Unpack it first.")
     if found.info is not None:
         size, etag = found.info.size_bytes, content_hash(found.info)
-        return replace(file, size_bytes=size, content_hash=etag, place=BUCKET), []
+        return replace(file, size_bytes=size, content_hash=etag, place=WEB if is_web(path) else BUCKET), []
     if file.problem is not None:
         return file, []
     samples = []  # a few parts of it, including its beginning and end

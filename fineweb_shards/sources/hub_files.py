@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from fineweb_shards.errors import HubError, InputError
-from fineweb_shards.formats.registry import FORMATS, ROWS, split_suffixes
+from fineweb_shards.formats.registry import FORMATS, ROWS, TEXT, split_suffixes
 from fineweb_shards.storage.hub_environment import is_git_hash
 from fineweb_shards.storage.place import HUB, HUB_ON_DISK, InputFile
 from fineweb_shards.units import show_number_of
@@ -70,13 +70,17 @@ class Listing:
         marked = [replace(file, for_validation=file.name in chosen) for file in self.files]
         return replace(self, files=tuple(sorted(marked, key=lambda file: not file.for_validation)))
 
-    def input_files(self, folder: Path, *, download: bool) -> tuple[InputFile, ...]:
+    def input_files(self, folder: Path, *, download: bool, format_name: str = "") -> tuple[InputFile, ...]:
         """Return the files to read: by ranges or, with `download` and where ranges can't be read by themselves, once
-        they are in `folder`."""
+        they are in `folder`. `format_name` is the setting for files that were named by their paths."""
         found = []
         for index, file in enumerate(self.files):
             path, place = f"hf://datasets/{self.dataset}@{self.commit}/{file.name}", HUB
             kind, compression = split_suffixes(file.name)
+            if format_name:
+                kind = (kind or TEXT) if format_name == "auto" else format_name
+                if compression and not FORMATS[kind].is_text:
+                    raise InputError(f"{path}: compressed {kind} can't be read.", "Unpack it first.")
             # What the hub keeps in git comes without a CDN: each request for a part of it would be counted.
             is_small = is_git_hash(file.content_hash)
             if not file.content_hash:

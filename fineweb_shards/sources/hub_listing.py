@@ -1,26 +1,30 @@
 """List the files of a dataset on the hub: once, in the parent, at one pinned commit.
 
 Config and split are resolved by `datasets` itself. Files that our readers know are then read without it; what is left
-is streamed front to back by it (rows.py). Workers get paths, sizes and hashes; a resume takes them from the manifest
-(hub_files.py).
+is streamed front to back by it (rows.py). A path or pattern (hub_address.py) needs no `datasets`. Workers get paths,
+sizes and hashes; a resume takes them from the manifest (hub_files.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import io
 import re
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub import HfApi, RepoFile, RepoFolder, hf_hub_url
+from huggingface_hub.errors import EntryNotFoundError
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.formats.jsonl import is_array
 from fineweb_shards.formats.registry import FORMATS, split_suffixes
 from fineweb_shards.formats.text_samples import SAMPLE_BYTES
+from fineweb_shards.sources.discovery import Search, choose_paths
 from fineweb_shards.sources.hub_files import ListedFile, Listing
 from fineweb_shards.storage.hub import RemoteFile
 from fineweb_shards.storage.hub_errors import hub_host, translated_errors
@@ -30,14 +34,15 @@ from fineweb_shards.storage.streams import DamagedStreamError, GzipUnpacker
 from fineweb_shards.system.retry import Retrier, TransientError
 
 _PATHS_AT_ONCE = 500
+_CARD = "README.md"  # describes the dataset, and is no text of it
 # Of a config of `datasets`: what says nothing about how files are read.
 _PLAIN_FIELDS = {"name", "version", "data_dir", "data_files", "description", "features"}
 
 
 def list_dataset(
-    dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, work_folder: Path
+    dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, work_folder: Path, search: Search
 ) -> Listing:
-    """List the files of a config and split."""
+    """List the files of a config and split or, without a split, those for which a path or pattern stands."""
     open_session(retrier, Quota(work_folder, retrier.clock))
     api = HfApi()
 
@@ -47,6 +52,10 @@ def list_dataset(
 
     # First, because its errors are clear: `datasets` reports an outage as a missing file.
     commit = retrier.call(commit_of)
+    if not hub_split:
+        infos = retrier.call(lambda: _find_files(api, dataset, name, commit))
+        chosen = choose_paths(f"hf://datasets/{dataset}/{name}", name, infos, search)
+        return Listing(dataset, commit, tuple(_describe(infos[path]) for path in chosen))
     urls, needs_datasets = retrier.call(lambda: _resolve(dataset, name, hub_split, commit))
     paths = [url.removeprefix(f"hf://datasets/{dataset}@{commit}/") for url in urls]
     rows = Listing(dataset, commit, (ListedFile(f"{name or dataset}/{hub_split}", 0, ""),))
@@ -61,17 +70,31 @@ def list_dataset(
         with translated_errors(f"dataset {dataset}"):
             return list(api.get_paths_info(dataset, some, repo_type="dataset", revision=commit))
 
-    infos: dict[str, Any] = {}
+    infos = {}
     for first in range(0, len(paths), _PATHS_AT_ONCE):
         some = paths[first : first + _PATHS_AT_ONCE]
         infos |= {info.path: info for info in retrier.call(partial(describe, some))}
     missing = [path for path in paths if path not in infos]
     if missing:
         raise HubError(f"dataset {dataset}: {missing[0]} is listed but not there.")
-    found = (infos[path] for path in paths)
-    files = (ListedFile(one.path, one.size, one.lfs.sha256 if one.lfs else one.blob_id) for one in found)
-    listing = Listing(dataset, commit, tuple(files))
+    listing = Listing(dataset, commit, tuple(_describe(infos[path]) for path in paths))
     return rows if _is_one_array(listing, retrier) else listing
+
+
+def _find_files(api: HfApi, dataset: str, path: str, commit: str) -> dict[str, RepoFile]:
+    """Return the file of that path, or all files among which those of a folder or pattern are."""
+    folder = "/".join(takewhile(lambda part: not glob.has_magic(part), path.split("/")))
+    found: list[RepoFile | RepoFolder] = []
+    with translated_errors(f"dataset {dataset}"), contextlib.suppress(EntryNotFoundError):
+        found = api.get_paths_info(dataset, [path], repo_type="dataset", revision=commit) if path else []
+        if not any(isinstance(one, RepoFile) for one in found):
+            tree = api.list_repo_tree(dataset, folder or None, recursive=True, revision=commit, repo_type="dataset")
+            found = [one for one in tree if one.path != _CARD]
+    return {one.path: one for one in found if isinstance(one, RepoFile)}
+
+
+def _describe(info: RepoFile) -> ListedFile:
+    return ListedFile(info.path, info.size, info.lfs.sha256 if info.lfs else info.blob_id)
 
 
 def _is_one_array(listing: Listing, retrier: Retrier) -> bool:

@@ -58,12 +58,17 @@ class Bucket(Connection):
         refusal: type[ShardError] = InputError,
         conditions: Conditions | None = None,
     ) -> None:
-        super().__init__(BucketAddress.parse(url), Retrier(max_outage_seconds, observer), refusal)
+        super().__init__(self.parse(url), Retrier(max_outage_seconds, observer), refusal)
         if importlib.util.find_spec("obstore") is None:
             hint = f"Install it: {install_command('obstore')}"
-            raise UsageError(f"{self.address}: object stores need the package obstore.", hint)
+            raise UsageError(f"{self.address}: object stores and web servers need the package obstore.", hint)
         self._max_outage_seconds = max_outage_seconds
         self._conditions = conditions  # None: not known yet
+
+    @staticmethod
+    def parse(url: str) -> BucketAddress:
+        """Take the address apart; UsageError if it can't be one."""
+        return BucketAddress.parse(url)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._make, (self._max_outage_seconds,)
@@ -112,19 +117,19 @@ class Bucket(Connection):
                 listed += 1
                 if listed & (listed - 1) == 0:
                     landmark = last
-                yield self._describe(found)
+                yield self.describe(found)
 
     def list_folder(self, prefix: str = "") -> builtins.list[ObjectInfo]:
         """Return the objects directly in the folder, or in that of `prefix`, not those in folders below."""
         import obstore
 
         found = self.call(prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None))
-        return [self._describe(one) for one in found["objects"]]
+        return [self.describe(one) for one in found["objects"]]
 
     def head(self, name: str) -> ObjectInfo | None:
         """Return what is known of an object; None if there is none."""
         try:
-            return self._describe(self.call(name, _head, answers=(MissingError,)))
+            return self.describe(self.call(name, _head, answers=(MissingError,)))
         except MissingError:
             return None
 
@@ -135,7 +140,7 @@ class Bucket(Connection):
     def open(self, name: str, info: ObjectInfo | None = None) -> BinaryIO:
         """Open an object as a file that can be read and searched, with a few ranges fetched ahead. `info` is what is
         known of it, if so; all reads are of that version of it, or raise ChangedError."""
-        info = info or self._describe(self.call(name, _head))
+        info = info or self.describe(self.call(name, _head))
         return open_in_order(partial(self.fetch, info.name, info.etag), info.size_bytes)
 
     def probe(self) -> Conditions:
@@ -181,7 +186,7 @@ class Bucket(Connection):
         """Write an open file of `size` bytes as an object, like `upload`."""
         send = partial(self._send, file, size)
         version = self.call(name, send, for_upload=True)
-        found = self._describe(self.call(name, _head))
+        found = self.describe(self.call(name, _head))
         if found.size_bytes != size:
             raise self.refusal(
                 f"{self.address.child(name)} has {found.size_bytes:,} bytes after an upload of {size:,}.",
@@ -230,14 +235,6 @@ class Bucket(Connection):
         finally:
             if is_told:
                 observer.set_wait("network", None)
-
-    def _describe(self, found: Any) -> ObjectInfo:
-        return ObjectInfo(
-            self.address.name_of(found["path"]),
-            found["size"],
-            plain_etag(found["e_tag"]),
-            found["last_modified"].timestamp(),
-        )
 
 
 def _head(store: ObjectStore, key: str) -> ObjectMeta:
@@ -298,14 +295,6 @@ class UploadFile:
 
 # The objects of the input: every range is of the object that was listed, by its ETag.
 
-# Stands for the ETag of an object in a store that gives none.
-_BY_DATE = "modified "
-
-
-def content_hash(info: ObjectInfo) -> str:
-    """Return what shows that an object was replaced."""
-    return info.etag or f"{_BY_DATE}{info.modified_seconds}"
-
 
 class BucketPlace(Place):
     """Objects in buckets. Nothing is kept of an object."""
@@ -325,6 +314,5 @@ class BucketPlace(Place):
         """Return an object's bucket, and what the listing said of it."""
         scheme, _, rest = file.path.partition("://")
         name, _, key = rest.partition("/")
-        etag = "" if file.content_hash.startswith(_BY_DATE) else file.content_hash
         bucket = Bucket(f"{scheme}://{name}", self.max_outage_seconds, self.retrier.observer)
-        return bucket, ObjectInfo(key, file.size_bytes, etag, 0.0)
+        return bucket, ObjectInfo(key, file.size_bytes, file.content_hash, 0.0)

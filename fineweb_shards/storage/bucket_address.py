@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from fineweb_shards.errors import UsageError, closest
 
 SCHEMES = ("s3", "gs", "az")
+WEB_SCHEMES = ("http", "https")  # files on any server, which are only read (web.py)
 _EXAMPLE = "An address is like s3://bucket/folder, gs://bucket/folder or az://container/folder."
+_OTHER_INPUT = "Input may also be hf://datasets/ORG/NAME/path or https://host/file; download others first."
 # What other programs call the same stores.
 _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"} | dict.fromkeys(
     ("azure", "abfs", "abfss", "wasb", "wasbs", "adl"), "az"
 )
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
-_ALMOST = re.compile(rf"({'|'.join([*SCHEMES, *_OTHER_NAMES])}):", re.IGNORECASE | re.ASCII)
+_ALMOST = re.compile(rf"({'|'.join([*SCHEMES, *_OTHER_NAMES, *WEB_SCHEMES, 'hf'])}):", re.IGNORECASE | re.ASCII)
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._$-]*", re.ASCII)
 # Parameters of signed addresses: whoever has one may read, so it belongs in no message and no manifest.
 _SIGNED = re.compile(r"[?&](X-Amz-|X-Goog-|AWSAccessKeyId=|Signature=|sig=|sv=)", re.IGNORECASE)
@@ -55,8 +57,9 @@ class BucketAddress:
         scheme = found[1].lower() if found else ""
         if scheme not in SCHEMES:
             shown = f"{scheme}://" if scheme else "An address without a scheme"
-            meant = _OTHER_NAMES.get(scheme) or closest(scheme, SCHEMES)
-            hint = f"Did you mean {meant}://? {_EXAMPLE}" if meant else _EXAMPLE
+            known = SCHEMES if scheme in WEB_SCHEMES else SCHEMES + WEB_SCHEMES
+            meant = _OTHER_NAMES.get(scheme) or closest(scheme, known)
+            hint = f"Did you mean {meant}://? {_EXAMPLE}" if meant else f"{_EXAMPLE} {_OTHER_INPUT}"
             raise UsageError(f"{shown}: no known object store.", hint)
         rest = url[len(scheme) + len("://") :]
         bucket, _, path = rest.partition("/")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.storage.bucket_address import BucketAddress
+from fineweb_shards.storage.bucket_address import WEB_SCHEMES, BucketAddress
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -74,7 +74,7 @@ def has_answered(address: BucketAddress) -> bool:
 
 def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
     from obstore.exceptions import BaseError
-    from obstore.store import AzureStore, GCSStore, S3Store
+    from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
     client: dict[str, Any] = {
         "allow_http": True,  # only if the endpoint says http
@@ -87,6 +87,8 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
         "client_options": client,
         "retry_config": {"max_retries": _PART_RETRIES if for_upload else 0},
     }
+    if address.scheme in WEB_SCHEMES:
+        return HTTPStore.from_url(str(address), **options)
     kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     if address.scheme == "s3":
         options |= _aws_options() | {"disable_bulk_delete": True}  # not every store that speaks S3 knows it
@@ -112,7 +114,7 @@ SETTINGS = {
     "gs": "Check GOOGLE_APPLICATION_CREDENTIALS: it names the JSON file of a service account or of "
     "`gcloud auth application-default login`.",
     "az": "Check AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN).",
-}
+} | dict.fromkeys(WEB_SCHEMES, "Download it first (curl -LO ADDRESS), and name the file.")
 
 
 # Find credentials and settings that the ecosystem knows and obstore does not find by itself.

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from fineweb_shards.errors import LockedError, ShardError
-from fineweb_shards.storage.bucket_address import BucketAddress
+from fineweb_shards.storage.bucket_address import WEB_SCHEMES, BucketAddress
 from fineweb_shards.storage.bucket_credentials import SETTINGS, forget_stores, has_answered
 from fineweb_shards.storage.place import TRANSIENT_STATUSES
 from fineweb_shards.system.retry import TransientError
@@ -112,7 +112,8 @@ def translate(error: Exception, address: BucketAddress, name: str, kind: type[Sh
         return refusal
     if found.status == 404:
         return MissingError(refusal)
-    if found.status in (409, 412) or found.kind in ("AlreadyExistsError", "PreconditionError"):
+    ends_early = found.status == 416 and address.scheme in WEB_SCHEMES
+    if ends_early or found.status in (409, 412) or found.kind in ("AlreadyExistsError", "PreconditionError"):
         return PreconditionError(refusal)
     if found.status == 501 or found.kind == "NotSupportedError":
         return UnconditionalError(refusal)
@@ -164,9 +165,11 @@ def _final(found: Refusal, address: BucketAddress, url: str, kind: type[ShardErr
     if found.code in _NO_BUCKET_CODES:
         hint = f"Check the name, or make the bucket first. {settings}"
         return kind(f"{place}: there is no such bucket{' at ' + found.host if found.host else ''}.", hint)
+    if address.scheme in WEB_SCHEMES and not found.status and found.broken != _CERTIFICATE:
+        return kind(f"{url}: the server does not tell the size of this file, or can't send a part of it.", settings)
     if found.code in _REGION_CODES or found.status == 301:
         return kind(f"{place}: the bucket is in another region.", "Set AWS_REGION to the bucket's region.")
-    if found.status == 403:
+    if found.status == 403 and address.scheme not in WEB_SCHEMES:
         hint = "These credentials need the right to list and read, and for --out also to write and delete."
         return kind(f"{url}: access is denied{found.shown}.", hint)
     if found.broken == _CERTIFICATE:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fineweb_shards.errors import ChangedError, NetworkError, ShardError
 from fineweb_shards.events import Event
-from fineweb_shards.storage.bucket_address import BucketAddress
+from fineweb_shards.storage.bucket_address import WEB_SCHEMES, BucketAddress
 from fineweb_shards.storage.bucket_credentials import get_store, note_answer
 from fineweb_shards.storage.bucket_errors import (
     AnswerError,
@@ -58,6 +58,14 @@ class ObjectInfo:
     size_bytes: int
     etag: str  # without quotes; empty if the store gives none
     modified_seconds: float
+
+
+BY_DATE = "modified "  # before what stands for the ETag of an object in a store that gives none
+
+
+def content_hash(info: ObjectInfo) -> str:
+    """Return what shows that an object was replaced."""
+    return info.etag or f"{BY_DATE}{info.modified_seconds}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +175,16 @@ class Connection:
 
         url, size = self.address.child(name), end - begin
         options: GetOptions = {"range": (begin, end)}
-        if etag:
+        is_web = self.address.scheme in WEB_SCHEMES
+        if etag and not is_web and not etag.startswith(BY_DATE):
             options["if_match"] = f'"{etag}"'
+        hint = "Restore the old one, or start over with what is there now: another --out, or --fresh."
+        changed = ChangedError(f"{url}: the object was replaced while it was being read.", hint)
 
         def get(store: ObjectStore, key: str) -> None:
             answer = obstore.get(store, key, options=options)
+            if is_web and content_hash(self.describe(answer.meta)) != etag:
+                raise changed
             if (found := answer.meta["size"]) < end:
                 raise self.refusal(
                     f"{url}: it has {found:,} bytes, and those up to {end:,} are needed.", "Check the object."
@@ -189,8 +202,12 @@ class Connection:
         try:
             self.call(name, get, answers=(PreconditionError,))
         except PreconditionError:
-            hint = "Restore the old one, or start over with what is there now: another --out, or --fresh."
-            raise ChangedError(f"{url}: the object was replaced while it was being read.", hint) from None
+            raise changed from None
+
+    def describe(self, found: Any) -> ObjectInfo:
+        """Return what obstore knows of an object."""
+        etag, modified = plain_etag(found["e_tag"]), found["last_modified"].timestamp()
+        return ObjectInfo(self.address.name_of(found["path"]), found["size"], etag, modified)
 
     def put(self, name: str, data: bytes, mode: PutMode, answers: Answers = DOES_NOT_HOLD) -> Version:
         """Write a small object, in one request, under a condition; one of `answers` if the store refuses.

@@ -19,7 +19,7 @@ from fineweb_shards.storage.byte_source import ByteSource
 from fineweb_shards.system.retry import Retrier
 
 STANDARD_INPUT = "-"
-LOCAL, HUB, HUB_ON_DISK, BUCKET = "local", "hub", "hub-on-disk", "bucket"
+LOCAL, HUB, HUB_ON_DISK, BUCKET, WEB = "local", "hub", "hub-on-disk", "bucket", "web"
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})  # of HTTP: they may pass
 
 
@@ -57,7 +57,7 @@ class InputFile:
     @property
     def is_remote(self) -> bool:
         """Whether it is read over the network."""
-        return self.place in (HUB, BUCKET)
+        return self.place in (HUB, BUCKET, WEB)
 
     @property
     def is_missing(self) -> bool:
@@ -113,6 +113,7 @@ PLACES = {
     HUB: "hub.HubPlace",
     HUB_ON_DISK: "hub.HubOnDiskPlace",
     BUCKET: "bucket.BucketPlace",
+    WEB: "web.WebPlace",
 }
 
 

@@ -43,7 +43,9 @@ def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any])
             several = len(before.parts) > 1 and name in PART_SETTINGS
             with concerning(f"Part {number} ({old_part.label})" if several else ""):
                 if old != new:
-                    raise _changed_error(f"--{name.replace('_', '-')}", old, new)
+                    # A dataset without a split was named by the address of its files.
+                    is_address = name in ("dataset", "name", "revision") and new_settings.get("split") == ""
+                    raise _changed_error("--input" if is_address else f"--{name.replace('_', '-')}", old, new)
     if before.vocabulary != now.vocabulary:
         raise _changed_error("The vocabulary", before.vocabulary, now.vocabulary)
 

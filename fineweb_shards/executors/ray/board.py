@@ -121,7 +121,7 @@ def pack_environment(source: Parts, out: str) -> dict[str, str]:
 
     def is_needed(name: str) -> bool:
         if name.upper() in _PROXIES:
-            return bool(prefixes)
+            return bool(prefixes or source.is_remote)
         return name.startswith(tuple(prefixes)) and not name.endswith(_PLACES)
 
     addresses = [file.path for file in source.files if file.is_remote] + [out]
