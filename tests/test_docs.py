@@ -323,6 +323,14 @@ def test_every_command_can_be_parsed(command: str) -> None:
     subcommands()[subcommand].parse_args(words)
 
 
+def test_every_sample_is_named() -> None:
+    """The reference lists the files of `configs/`, and no others."""
+    listed = re.findall(
+        r"`([\w-]+)`", section(REFERENCE, "## Subcommands").partition("The **samples** are")[2].partition("They")[0]
+    )
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "configs").glob("*.toml"))
+
+
 def test_the_wheel_holds_the_ranks_and_the_samples() -> None:
     """What is installed has the vocabulary and its notice, and the configs from the top of the project."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -31,6 +31,7 @@ class WorkOrder:
     skip_digests: frozenset[str] = frozenset()  # SHA-256 of the texts of quarantined documents
     one_by_one: bool = False  # encode one document at a time, because one of them crashes workers
     use_fallback_for: frozenset[str] = frozenset()  # digests of documents for the other engine
+    is_large: bool = False  # than all that may be in flight: the worker waits for its tokens to be written
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@
 - The tokens of a block stay with the worker that made them, until that worker has written them.
 - The bytes in flight are bounded: a new batch starts only while those that are not written yet hold less than
   the window.
+- A batch that is larger than the window, a huge row group on the hub, is given out when all before it were
+  output, to a worker of its own. That worker waits for its tokens to be written: nobody waits for it.
 - If a worker is gone, others do its batches again, from the first block that is not written.
 - If a batch crashes workers, the document responsible is found (task.py) and quarantined. A copy of it later
   in the stream must be left out, too, or the output would depend on how far other workers had come:
@@ -46,9 +48,9 @@ class _Load:
     ordered: int = 0  # of these, how many it was told to write
 
     @property
-    def has_suspect(self) -> bool:
+    def is_reserved(self) -> bool:
         """Whether it has a batch that gets a worker of its own."""
-        return bool(self.tasks) and self.tasks[0].is_suspect
+        return bool(self.tasks) and (self.tasks[0].is_suspect or self.tasks[0].is_large)
 
 
 class Schedule(Generic[Worker]):
@@ -109,7 +111,7 @@ class Schedule(Generic[Worker]):
         )
 
     def add(self, batch: Batch) -> None:
-        task = Task(batch, self._batches)
+        task = Task(batch, self._batches, is_large=batch.size_bytes > self._window_bytes)
         self._batches += max(1, len(batch.members))  # so that each file has a number, if it needs one
         self._tasks.append(task)
         self._pending.append(task)
@@ -126,7 +128,7 @@ class Schedule(Generic[Worker]):
             load = self._loads.get(worker)
             if load is None or not load.tasks:
                 return worker
-            if len(load.tasks) < fewest and not load.has_suspect:
+            if len(load.tasks) < fewest and not load.is_reserved:
                 found, fewest = worker, len(load.tasks)
         return found
 
@@ -135,14 +137,16 @@ class Schedule(Generic[Worker]):
         if not self._pending:
             return None
         task = self._pending[0]
-        if task in self._alone:  # only once it is the first, so that its blocks can be output
-            is_later = bool(self._tasks) and self._tasks[0].number < task.number
-            if is_later or any(load.tasks for load in self._loads.values()):
+        is_later = bool(self._tasks) and self._tasks[0].number < task.number
+        if is_later and (task in self._alone or task.is_large):
+            return None  # only once it is the first, so that its blocks can be output
+        if task in self._alone:
+            if any(load.tasks for load in self._loads.values()):
                 return None
         elif self._is_alone():
             return None
         load = self._loads.setdefault(worker, _Load())
-        if load.has_suspect or (task.is_suspect and (load.tasks or load.ordered)):
+        if load.is_reserved or ((task.is_suspect or task.is_large) and (load.tasks or load.ordered)):
             return None
         self._pending.popleft()
         load.tasks.append(task)

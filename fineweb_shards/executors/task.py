@@ -98,6 +98,7 @@ class Task:
     quarantined: list[Quarantined] = field(default_factory=list)  # not yet passed on with a block
     trying: Quarantined | None = None  # the document that was announced last
     is_suspect: bool = False  # a worker died while it had this batch: it gets a worker of its own
+    is_large: bool = False  # than the window: so does this one
     deaths: int = 0  # of workers on this batch
     alone: bool = False  # no other worker may have work while it is tried
     stuck: bool = False  # a worker got stuck while it read the batch
@@ -122,7 +123,9 @@ class Task:
             self.skip_digests = skip_digests
         first_block = min(self.held, default=self.received)
         fallbacks = frozenset(self._use_fallback_for)
-        return WorkOrder(self.batch, self.number, first_block, self.skip_digests, self.one_by_one, fallbacks)
+        return WorkOrder(
+            self.batch, self.number, first_block, self.skip_digests, self.one_by_one, fallbacks, self.is_large
+        )
 
     def fail(self, error: ShardError) -> None:
         """Note that the rest of the batch can't be done. The error comes in its turn, in place of blocks that were

@@ -102,6 +102,27 @@ def test_it_is_pure() -> None:
         assert not any("local" in str(name) or "system" in str(name) for name in ours)
 
 
+def test_a_batch_larger_than_the_window_waits_for_nobody() -> None:
+    """It is given out when all before it were output, to a worker that has nothing else and gets nothing else, because
+    that worker waits for its tokens to be written."""
+    schedule = schedule_of(1, window=100, queued=8)
+    assert not getattr(schedule.give_next("a"), "is_large", True)
+    schedule.add(batch_at(1, size=101))
+    schedule.add(batch_at(2))
+    schedule.receive_block("a", 0, block_of(0))
+    schedule.finish("a")
+    assert schedule.give_next("b") is None
+    assert places(schedule.take_output()) == [0]
+    order = schedule.give_next("b")
+    assert order is not None
+    assert (order.batch.position, order.is_large) == (1, True)
+    assert schedule.least_busy(["b"]) is None
+    assert schedule.give_next("b") is None
+    order = schedule.give_next("a")
+    assert order is not None
+    assert order.batch.position == 2
+
+
 def test_batches_come_out_in_order() -> None:
     """Given out in order, finished in any, told in order; each block once."""
     schedule = schedule_of(3)

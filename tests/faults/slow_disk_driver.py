@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -13,7 +14,7 @@ from fineweb_shards.store.shard_files import TokenWriter
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, Tokens
 
-SECONDS_FOR_A_SLICE = 0.2
+SECONDS_FOR_A_SLICE = float(os.environ.get("SECONDS_FOR_A_SLICE", "0.2"))
 
 
 class SlowWriter(TokenWriter):

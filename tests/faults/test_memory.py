@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -11,9 +12,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from tests.support import runs
+from tests.support import fourteen_files, runs
+from tests.support.documents import make_documents
+from tests.support.standin_hub import StandInHub, files_of
+from tests.support.standin_repository import Repository
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 
@@ -124,4 +131,75 @@ def test_a_slow_disk_does_not_fill_the_memory(disk_path: Path) -> None:
         PeakMemory(process.pid) as memory,
     ):
         assert process.wait() == 0
+    assert 100 * MIB < memory.peak_bytes < BUDGET
+
+
+def write_row_group(path: Path, size: int) -> Path:
+    """A parquet file of one row group: documents of 2 to 200 kB, `size` bytes in all. They are ranges of a text of 16
+    MiB, so that this process needs little memory."""
+    prose, chooser = make_documents(2000, seed=7), random.Random(7)
+    data = "\n".join(map(chooser.choice, [prose] * 40_000)).encode()[: 16 * MIB]
+    chunks = []
+    for number in range(-(-size // len(data))):
+        generator = np.random.default_rng(number)
+        lengths = np.exp(generator.uniform(np.log(2_000), np.log(200_000), 10_000)).astype(np.int64)
+        ends = lengths.cumsum()
+        ends = ends[ends <= len(data)].astype(np.int32)
+        chunks.append(
+            pa.BinaryArray.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+        )
+    table = pa.table({"text": pa.chunked_array(chunks)})
+    pq.write_table(table, path, row_group_size=table.num_rows, compression="zstd", use_dictionary=False)
+    return path
+
+
+@contextlib.contextmanager
+def peak_of(words: list[str], **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], PeakMemory]]:
+    """A command, and the memory of its processes."""
+    with (
+        subprocess.Popen(words, stdout=subprocess.DEVNULL, env={**os.environ, **environment}) as process,
+        PeakMemory(process.pid) as memory,
+    ):
+        yield process, memory
+
+
+def hub_of(folder: Path) -> StandInHub:
+    return StandInHub([Repository(fourteen_files.REPO, files_of(folder))])
+
+
+@pytest.mark.full
+@pytest.mark.soak
+@pytest.mark.promise("memory stays within the budget")
+@pytest.mark.parametrize("place", ["disk", "hub"])
+def test_a_row_group_of_3_gb(disk_path: Path, place: str) -> None:
+    """Only a part of it is in memory, wherever it comes from."""
+    (disk_path / "files").mkdir()
+    path = write_row_group(disk_path / "files" / "000_00000.parquet", 3 * 10**9)
+    source = ["--input", str(path)] if place == "disk" else [*fourteen_files.DATASET]
+    words = runs.command(
+        "build", *source, "--out", disk_path / "out", "--workers", "2", "--max-memory", BUDGET, "--no-verify"
+    )
+    with hub_of(path.parent) as hub:
+        environment = fourteen_files.environment(hub, disk_path / "home")
+        with peak_of(words, **environment) as (process, memory):
+            assert process.wait() == 0
+    assert 100 * MIB < memory.peak_bytes < BUDGET
+
+
+@pytest.mark.full
+@pytest.mark.promise("memory stays within the budget")
+def test_a_slow_disk_and_a_large_row_group_on_the_hub(disk_path: Path) -> None:
+    """Such a row group is one batch: its worker waits for the disk, instead of encoding all of it."""
+    (disk_path / "files").mkdir()
+    write_row_group(disk_path / "files" / "000_00000.parquet", 10**9)
+    driver = str(Path(__file__).parent / "slow_disk_driver.py")
+    words = [sys.executable, driver, "build", *fourteen_files.DATASET, "--out", str(disk_path / "out")]
+    words += ["--workers", "2", "--max-memory", str(BUDGET), "--no-verify"]
+    with hub_of(disk_path / "files") as hub:
+        environment = fourteen_files.environment(hub, disk_path / "home", SECONDS_FOR_A_SLICE="2")
+        with peak_of(words, **environment) as (process, memory):
+            time.sleep(30)  # without that wait 500 MB of tokens would have been made
+            assert process.poll() is None
+            process.terminate()
+            assert process.wait() == 143
     assert 100 * MIB < memory.peak_bytes < BUDGET

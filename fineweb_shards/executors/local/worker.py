@@ -37,6 +37,9 @@ Order = WorkOrder | WriteOrder | FileOrder  # to a worker
 OUT_OF_MEMORY_EXIT_CODE = 112  # it is not known which document needed too much
 THREAD_FAILED_EXIT_CODE = 113  # without that thread it might never answer
 _ALIVE_EVERY_SECONDS = 60.0
+# Of a large batch. The parent may hold back the tokens of an unfinished document, up to 10 million, and the block in
+# which it begins (stream/length_limits.py): together at most 90 MB, for which nobody may wait.
+_MOST_HELD_BYTES = 96 * 2**20
 
 
 def send_order(pipe: connection.Connection, order: Order, worker_pid: int) -> None:
@@ -117,6 +120,7 @@ class Worker:
         self._encoder = spec.make_encoder()
         self._writer = spec.make_writer(outbox)
         self._tokens: dict[tuple[int, int], Tokens] = {}  # by batch and block: encoded, not yet written
+        self._dropped = threading.Condition()  # notified when some of them were
         self._batches: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[WriteOrder] = queue.SimpleQueue()
         self._files: queue.SimpleQueue[FileOrder] = queue.SimpleQueue()
@@ -153,6 +157,8 @@ class Worker:
                         if tokens is not None:
                             self._tokens[order.number, index] = tokens
                     self._outbox.send(messages.Encoded(index, block))
+                    if order.is_large:
+                        self._wait_for_writes()
                 self._outbox.send(self._outbox.take_done())
             except MemoryError:
                 os._exit(OUT_OF_MEMORY_EXIT_CODE)
@@ -162,6 +168,13 @@ class Worker:
                 return  # the parent is gone
             except Exception as error:
                 self._outbox.send(messages.Failed(batch_bug(self._source, order.batch, error)))
+
+    def _wait_for_writes(self) -> None:
+        """Wait until few tokens are held: a disk or an upload may be slower than the encoder."""
+        with self._dropped:
+            while sum(tokens.nbytes for tokens in list(self._tokens.values())) > _MOST_HELD_BYTES:
+                if not self._dropped.wait(_ALIVE_EVERY_SECONDS):
+                    self._outbox.send(messages.Alive())
 
     def write_blocks(self) -> None:
         """Write the tokens of blocks where the parent says, and drop them."""
@@ -176,7 +189,9 @@ class Worker:
                     self._outbox.send(messages.Written(*key, placements=1, dropped=False))
                 if last is not None:
                     self._writer.write(tokens, last)
-                del tokens, self._tokens[key]
+                with self._dropped:
+                    del tokens, self._tokens[key]
+                    self._dropped.notify()
                 self._outbox.send(messages.Written(*key, placements=int(last is not None), dropped=True))
             except ShardError as error:
                 self._outbox.send(messages.Broken(*key, error))
