@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fineweb_shards.torch_dataset import ShardDataset
     from fineweb_shards.watching.run_files import Snapshot
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 __all__ = [
     "Event", "ShardDataset", "ShardError", "ShardLoader", "Snapshot",
     "build", "export", "inspect", "plan", "status", "verify",
