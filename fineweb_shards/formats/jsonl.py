@@ -21,6 +21,7 @@ import orjson
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.base import decode_text
+from fineweb_shards.formats.fields import find_value
 from fineweb_shards.formats.ranges import ByteView, Range, next_target
 from fineweb_shards.formats.rows import TokenRows, parse_ids
 from fineweb_shards.formats.text import TextFormat, batches_of, go_to
@@ -35,6 +36,7 @@ MAX_LINE_BYTES = 64 * 2**20
 _WINDOW_BYTES = 64 * 1024
 _MOST_DIGITS = 400  # more than any double has
 _ROUNDED = 2.0**63  # orjson returns longer whole numbers as doubles
+_MISSING = object()  # what stands for a key that a line does not have
 LONG_HINT = "Put documents of that length into text files (--separator none), or leave out such {}: --on-bad-file skip."
 
 
@@ -148,7 +150,9 @@ class JsonLinesFormat(TextFormat):
         # neither NaN nor half a character), and about every line without a document.
         try:
             row = orjson.loads(line)
-            document, name = self._to_document(row[self.settings.column]), row.get("id")
+            column = self.settings.column
+            document = self._to_document(row[column] if column in row else find_value(row, column))
+            name = row.get("id")
             values = self._values(file, row, offset)
             # orjson rounds whole numbers of more than 64 bits.
             if not any(isinstance(value, float) and abs(value) >= _ROUNDED for value in values):
@@ -165,7 +169,7 @@ class JsonLinesFormat(TextFormat):
         if problem is not None:
             hint = "Correct --where or the line, or leave out such lines: --on-bad-file skip."
             raise BadFileError(f"{file.path}: the line at byte {offset:,} {problem}.", hint)
-        return tuple(row.get(name) for name in self.row_filter.where.columns)
+        return tuple(find_value(row, name) for name in self.row_filter.where.columns)
 
     def _parse_slowly(self, file: InputFile, line: bytes, offset: int) -> _Row:
         place = f"{file.path}: the line at byte {offset:,}"
@@ -180,14 +184,15 @@ class JsonLinesFormat(TextFormat):
             raise BadFileError(f"{place} is a JSON {type(row).__name__}, not an object.")
         values, name, column = self._values(file, row, offset), row.get("id"), self.settings.column
         document, failure = None, None
-        if column not in row:
+        value = find_value(row, column, _MISSING)
+        if value is _MISSING:
             failure = BadFileError(
                 f"{place} has no key {column!r}; its keys are: {', '.join(map(str, row))[:200]}.",
                 self.settings.column_hint("key"),
             )
-        elif row[column] is not None:
+        elif value is not None:
             try:
-                document = self._to_document(row[column])
+                document = self._to_document(value)
             except (TypeError, ValueError) as error:
                 failure = BadFileError(f"{place}: {column!r} {error}.")
         if failure is not None and (self.row_filter is None or self.row_filter.select_values([values])[0][0]):

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError, ShardError
 from fineweb_shards.formats.base import Format, ReadSettings
+from fineweb_shards.formats.fields import take_column
 from fineweb_shards.formats.parquet_file import (
     LARGEST_FETCH_BYTES,
     Footer,
@@ -284,7 +285,7 @@ class ParquetFormat(Format):
             with translated_pyarrow_errors(f"{file.path}: the column token_count can't be read"):
                 # In small batches: a damaged footer must not make pyarrow allocate a huge one.
                 for rows in opened.parsed.iter_batches(columns=columns, use_threads=False):
-                    found = [unwrap(rows.column(rows.schema.names.index(name))) for name in columns]
+                    found = [unwrap(take_column(rows, name)) for name in columns]
                     counts = found[0]
                     extremes = pc.min_max(counts).as_py()
                     if counts.null_count or extremes["min"] < 0 or extremes["max"] > _LARGEST_TOKEN_COUNT:
@@ -348,9 +349,9 @@ class _RowReader:
             rows = next(self._slices, None)
             if rows is None:
                 raise pa.ArrowInvalid(f"it ends after {self.next_row} rows")
-            # By position of the exact name: pyarrow takes `a` for `a.b` as well.
-            found = [rows.column(rows.schema.names.index(name)) for name in self._columns]
-            return pa.RecordBatch.from_arrays([unwrap(column) for column in found], self._columns)
+            return pa.RecordBatch.from_arrays(
+                [unwrap(take_column(rows, name)) for name in self._columns], self._columns
+            )
 
 
 def _slice_rows(rows: int, size_bytes: int, most_rows: int = _SLICE_ROWS) -> int:

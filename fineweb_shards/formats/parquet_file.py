@@ -9,7 +9,7 @@ gigabytes of memory. pyarrow has no limit for that, and does not show the header
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -53,20 +53,16 @@ class Footer:
 
 def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
     """Return the footer of a ParquetFile; BadFileError if its values contradict each other, or if what the settings
-    name is not one column of texts, or of ids. Dots in it don't select fields of a struct."""
+    name is not one column of texts, or of ids."""
     wanted, is_list = settings.column, settings.tokens_column is not None
     with translated_pyarrow_errors(f"{file.path}: the footer is damaged"):
         schema, metadata = opened.schema_arrow, opened.metadata
-        kind = _type_of(file, schema, wanted, settings.column_hint())
+        kind, index = _find_column(file, list(schema), wanted, settings.column_hint())
         if not (holds_ids(kind) if is_list else is_text(kind)):
             what = "lists of whole numbers" if is_list else "text"
             raise BadFileError(f"{file.path}: column {wanted!r} holds {kind}, not {what}.", settings.column_hint())
         stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-        # Texts by name and path: a column `a.b` and the field `b` of a struct `a` have the same path. The items of
-        # lists by counting: lists `a` and `a.list` may both have items of `a.list.element`.
-        index = next((i for i, one in enumerate(stored) if one.name == one.path == wanted), len(stored))
-        if is_list:
-            index = sum(_count_stored(field.type) for field in list(schema)[: schema.names.index(wanted)])
+        # Found by counting, not by its path, which is the same for a column `a.b` and the field `b` of a struct `a`.
         if index >= len(stored) or not f"{stored[index].path}.".startswith(f"{wanted}."):
             raise pa.ArrowInvalid(f"it has no data for the column {wanted!r}")
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
@@ -84,8 +80,8 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
             row_filter = RowFilter(settings.where)
             needed |= dict.fromkeys(settings.where.columns)
             for name in settings.where.columns:
-                hint = suggest(name, schema.names, "Check the names in --where.")
-                if problem := row_filter.find_wrong_type(name, _type_of(file, schema, name, hint)):
+                hint = suggest(name, [*schema.names, *(one.path for one in stored)], "Check the names in --where.")
+                if problem := row_filter.find_wrong_type(name, _find_column(file, list(schema), name, hint)[0]):
                     hint = "Correct --where: numbers without quotes, texts in quotes; see docs/input.md."
                     raise BadFileError(f"{file.path}: column {name!r} {problem}.", hint)
     first_rows = tuple(accumulate(rows, initial=0))
@@ -112,16 +108,28 @@ def _count_stored(kind: Any) -> int:
     return sum(_count_stored(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _type_of(file: InputFile, schema: pa.Schema, wanted: str, hint: str) -> Any:
-    """Return the type of the one column of this name; BadFileError if there is none, or more than one."""
-    count = schema.names.count(wanted)
-    if count != 1:
-        found = f"{count} columns are called {wanted!r}" if count else f"there is no column {wanted!r}"
-        outer = wanted.partition(".")[0]
-        if not count and outer != wanted and outer in schema.names:
-            hint = f"A field inside {outer!r} can't be read: write it to a column of its own. {hint}"
-        raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(schema.names)}.", hint)
-    return schema.field(wanted).type
+def _find_column(
+    file: InputFile, fields: Sequence[pa.Field], wanted: str, hint: str, struct: str = ""
+) -> tuple[Any, int]:
+    """Return the type of the one column, or field of a struct, of this name, as fields.py finds it, and how many
+    columns the file stores before it; BadFileError if there is none, or more than one. `fields` are those inside
+    `struct`, a path that ends with a dot."""
+    names, name = [field.name for field in fields], wanted.removeprefix(struct)
+    outer, _, inner = name.partition(".")
+    found = name if name in names or not inner else outer
+    first = names.index(found) if found in names else len(names)
+    index = sum(_count_stored(field.type) for field in fields[:first])
+    if names.count(found) == 1:
+        kind = fields[first].type
+        if found == name:
+            return kind, index
+        if pa.types.is_struct(kind):
+            inner_kind, inner_index = _find_column(file, list(kind), wanted, hint, f"{struct}{outer}.")
+            return inner_kind, index + inner_index
+    count = names.count(name)
+    problem = f"{count} columns are called {wanted!r}" if count else f"there is no column {wanted!r}"
+    shown = ", ".join(struct + name for name in names)
+    raise BadFileError(f"{file.path}: {problem}; the columns are: {shown}.", hint)
 
 
 def _find_count_columns(schema: pa.Schema, text_column: str) -> tuple[str, ...]:

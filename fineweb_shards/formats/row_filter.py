@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fineweb_shards.formats.fields import find_value
 from fineweb_shards.formats.rows import Selection, is_text, plain_type
 from fineweb_shards.formats.where import (
     IN_WORDS,
@@ -78,10 +79,7 @@ class RowFilter:
     def find_wrong_value(self, row: Mapping[str, Any]) -> str | None:
         """Return a phrase about a value of a JSON object with which the condition can't be decided."""
         for name, wanted in self.where.kinds:
-            value = row.get(name)
-            outer = name.partition(".")[0]
-            if name not in row and isinstance(row.get(outer), dict):
-                return f"has no key {name!r}, and --where can't look into {outer!r}"
+            value = find_value(row, name)
             if value is not None and wanted not in ("any", kind_of(value)):
                 found = kind_of(value)
                 shown = IN_WORDS[found] if found else f"a {type(value).__name__}"
