@@ -35,7 +35,7 @@ class HubRowsFormat(JsonLinesFormat):
     def _columns(self) -> list[str]:
         """The columns that are needed: the documents', and those of --where; perhaps fields of a struct."""
         where = self.settings.where
-        return list(dict.fromkeys((self.settings.column, *(where.columns if where else ()))))
+        return list(dict.fromkeys((*self.settings.columns, *(where.columns if where else ()))))
 
     def by_value(self, file: InputFile) -> bool:
         return True
@@ -56,7 +56,8 @@ class HubRowsFormat(JsonLinesFormat):
             if row is None:
                 break
             # Only the columns that are needed; if there is no document, all its keys, for the error.
-            missing = {} if outer_name(row, self.settings.column) in row else dict.fromkeys(row)
+            is_there = all(outer_name(row, name) in row for name in self.settings.columns)
+            missing = {} if is_there else dict.fromkeys(row)
             outer = dict.fromkeys(outer_name(row, name) for name in self._columns)
             kept = {name: row[name] for name in outer if name in row}
             lines.append(json.dumps(missing | kept, default=_as_json))
@@ -115,7 +116,7 @@ class HubRowsFormat(JsonLinesFormat):
         if names is not None:
             for column in self._columns:
                 if outer_name(names, column) not in names:
-                    is_ours = column == self.settings.column
+                    is_ours = column in self.settings.columns
                     raise HubError(
                         f"dataset {hub.dataset}: there is no column {column!r}; the columns are: {', '.join(names)}.",
                         self.settings.column_hint() if is_ours else "Check the names in --where.",

@@ -14,6 +14,7 @@ import pytest
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.hub_rows import HubRowsFormat
 from fineweb_shards.formats.registry import ROWS
+from fineweb_shards.formats.template import parse_template
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.local import LocalPlace
@@ -119,3 +120,18 @@ def test_fields_of_nested_rows(tmp_path: Path) -> None:
     reader = type(source.readers[HUB, ROWS])(settings, source.readers[HUB, ROWS].place)
     source = Source((FILE,), settings, {(HUB, ROWS): reader})
     assert documents_of(source)[0] == ["3", "4", "5"]
+
+
+@pytest.mark.parametrize("batch_bytes", [1024, 10**6])
+def test_templates_of_streamed_rows(tmp_path: Path, batch_bytes: int) -> None:
+    """Of the columns that it names, nested ones included, and of every row again from any position."""
+    rows = [{"a": f"{i}", "b": None if i % 3 == 1 else {"c": "x" * i}, "d": object()} for i in range(60)]
+    source = source_of(tmp_path, rows, skip=False, batch_bytes=batch_bytes)
+    settings = replace(source.settings, template=parse_template("{a}: {b.c}"))
+    reader = type(source.readers[HUB, ROWS])(settings, source.readers[HUB, ROWS].place)
+    source = Source((FILE,), settings, {(HUB, ROWS): reader})
+    expected = [f"{i}: {'' if i % 3 == 1 else 'x' * i}" for i in range(60)]
+    assert documents_of(source)[0] == expected
+    for first in (1, 30, 59):
+        batches = source.batches(Cursor(0, first))
+        assert [text for batch in batches for one in source.chunks(batch) for text in one.documents] == expected[first:]
