@@ -160,12 +160,13 @@ class JsonLinesFormat(TextFormat):
         # neither NaN nor half a character), and about every line without a document.
         try:
             row = orjson.loads(line)
-            document, name = self._to_document(row), row.get("id")
+            text, name = row.get(self._plain_column), row.get("id")  # what is most frequent first
+            document = encode_utf8(text) if isinstance(text, str) else self._to_document(row)
             values = self._values(file, row, offset)
             # orjson rounds whole numbers of more than 64 bits.
             if not any(isinstance(value, float) and abs(value) >= _ROUNDED for value in values):
                 return _Row(document, name if isinstance(name, str) else None, 0, values)
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             pass
         return self._parse_slowly(file, line, offset)
 
@@ -177,7 +178,8 @@ class JsonLinesFormat(TextFormat):
         if problem is not None:
             hint = "Correct --where or the line, or leave out such lines: --on-bad-file skip."
             raise BadFileError(f"{file.path}: the line at byte {offset:,} {problem}.", hint)
-        return tuple(find_value(row, name) for name in self.row_filter.where.columns)
+        names = self.row_filter.where.columns
+        return tuple([row[name] if name in row else find_value(row, name) for name in names])
 
     def _parse_slowly(self, file: InputFile, line: bytes, offset: int) -> _Row:
         place = f"{file.path}: the line at byte {offset:,}"
@@ -207,6 +209,11 @@ class JsonLinesFormat(TextFormat):
     @cached_property
     def _document_columns(self) -> tuple[str, ...]:
         return self.settings.columns
+
+    @cached_property
+    def _plain_column(self) -> str | None:
+        is_plain = self.settings.template is None and self.settings.tokens_column is None
+        return self.settings.text_column if is_plain else None
 
     def _to_document(self, row: dict[str, Any]) -> bytes | Ids | None:
         """Return the document of a line, None if it is null; KeyError with a key that is not there, TypeError or

@@ -52,6 +52,8 @@ _CHUNK_BYTES = 12 * 2**20  # of two row groups as FineWeb has them one block is 
 # How many times `batch_bytes` a batch has: each costs the parent a millisecond, and from the hub a request.
 _BATCHES_AT_ONCE = 2
 _FILLED = "{}"  # the name of the column that a template makes
+# Of the largest page: a template makes one more copy, of six. Measured: 822 MB in all for 100 MB, 711 MB without.
+_TEMPLATE_SHARE = 5 / 6
 _SMALL_SHARE = 0.05  # of the text's size
 # No document has this many tokens: a `token_count` with larger numbers counts something else.
 _LARGEST_TOKEN_COUNT = 2**40
@@ -245,7 +247,10 @@ class ParquetFormat(Format):
             most_rows = _SLICE_ROWS if self.settings.tokens_column is None else _SLICE_TOKEN_ROWS
             slice_rows = _slice_rows(footer.group_rows[group], footer.group_bytes[group], most_rows)
             try:
-                slice_rows = opened.check_pages(group, slice_rows, self.settings.largest_page_bytes)
+                most_bytes = self.settings.largest_page_bytes
+                if self.settings.template is not None:
+                    most_bytes = int(most_bytes * _TEMPLATE_SHARE)
+                slice_rows = opened.check_pages(group, slice_rows, most_bytes)
             except BadFileError:
                 if first == 0:  # of several batches of a row group, the first one reports it
                     raise

@@ -78,7 +78,7 @@ class RowFilter:
     def find_wrong_value(self, row: Mapping[str, Any]) -> str | None:
         """Return a phrase about a value of a JSON object with which the condition can't be decided."""
         for name, wanted in self.where.kinds:
-            value = find_value(row, name)
+            value = row[name] if name in row else find_value(row, name)
             if value is not None and wanted not in ("any", kind_of(value)):
                 found = kind_of(value)
                 shown = IN_WORDS[found] if found else f"a {type(value).__name__}"
