@@ -201,14 +201,14 @@ class ParquetSource:
             pages = list(read_pages(self.content.read_at, begin, end)) if is_fetched else []
             average_bytes = chunk.total_uncompressed_size // max(1, metadata.num_rows)
             largest_bytes = max((page.unpacked_bytes for page in pages), default=average_bytes)
-            pages_of = f"a page of the column {names[chunk.path_in_schema]!r}"
+            pages_of = f"a page of the column {names[chunk.path_in_schema]!r} unpacks"
             if chunk.path_in_schema in documents[1:]:
-                pages_of = "pages of the columns of --template"
+                pages_of = "pages of the columns of --template unpack"
             if chunk.path_in_schema in documents:
                 largest_bytes = joined_bytes = joined_bytes + largest_bytes
             if largest_bytes > largest_page_bytes:
                 raise BadFileError(
-                    f"{self.file.path}: row group {group}: {pages_of} unpacks to {show_bytes(largest_bytes)}, and the "
+                    f"{self.file.path}: row group {group}: {pages_of} to {show_bytes(largest_bytes)}, and the "
                     f"memory budget has room for {show_bytes(largest_page_bytes)}.",
                     "Give more with --max-memory, write documents of this length to text files, or leave out "
                     "the row group with --on-bad-file skip; the same command resumes.",
