@@ -65,6 +65,7 @@ class Settings(OutputSettings, total=False):
     max_outage: int | str
     text_column: str
     tokens_column: str
+    template: str
     where: str
     min_tokens: int | str
     max_document_tokens: int | str
@@ -244,7 +245,7 @@ def build(
         return _make(BuildResult, _run([*words, *_flags({"input": input})], on_event, quiet=quiet))
     if "format" in settings:
         raise UsageError("format is for files, and input is documents.", "Leave it out.")
-    column = settings.get("text_column", "text")
+    column = None if "template" in settings else settings.get("text_column", "text")
     documents = _json_lines(cast(Documents, input), column)
     words += ["--input=-", "--format=jsonl"]
     return _make(BuildResult, _run(words, on_event, quiet=quiet, documents=documents))
@@ -384,15 +385,16 @@ def _is_paths(value: object) -> bool:
     return isinstance(value, (str, PathLike))
 
 
-def _json_lines(documents: Documents, column: str) -> Iterator[str]:
-    """Yield documents as JSON lines, many at a time."""
+def _json_lines(documents: Documents, column: str | None) -> Iterator[str]:
+    """Yield documents as JSON lines, many at a time; `column` is the key of the text, None with a template."""
     hint = f"Pass texts, or mappings whose key {column!r} holds the text."
+    if column is None:
+        hint = "Pass mappings with the keys that the template names."
     lines: list[str] = []
     size = 0
     for number, document in enumerate(documents):
         try:
-            values = {column: document} if isinstance(document, str) else dict(document)
-            lines.append(json.dumps(values) + "\n")
+            lines.append(json.dumps(_to_mapping(document, column)) + "\n")
         except (TypeError, ValueError) as error:
             raise InputError(f"Document {number:,} of input can't be read: {error}.", hint) from error
         size += len(lines[-1])
@@ -400,6 +402,14 @@ def _json_lines(documents: Documents, column: str) -> Iterator[str]:
             yield "".join(lines)
             lines, size = [], 0
     yield "".join(lines)
+
+
+def _to_mapping(document: str | Mapping[str, Any], column: str | None) -> dict[str, Any]:
+    if not isinstance(document, str):
+        return dict(document)
+    if column is None:
+        raise TypeError("it is a text, without keys")
+    return {column: document}
 
 
 def _make(kind: type[Result], values: Mapping[str, Any]) -> Result:

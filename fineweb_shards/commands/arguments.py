@@ -23,7 +23,7 @@ _LOOKS_LIKE_A_FLAG = re.compile(r"--?[A-Za-z]")
 _REQUIRED = "the following arguments are required: "
 # How --help groups the settings; every field of Config is in one of them.
 SETTING_GROUPS = {
-    "input": ("input", "format", "text_column", "tokens_column", "separator", "on_bad_file"),
+    "input": ("input", "format", "text_column", "tokens_column", "template", "separator", "on_bad_file"),
     "input on the Hugging Face hub": (
         "dataset", "name", "split", "revision", "download", "keep_downloads",
     ),

@@ -18,6 +18,7 @@ import numpy as np
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.registry import FORMATS
+from fineweb_shards.formats.template import Template
 from fineweb_shards.formats.where import Where
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import HubRef, InputFile, Place
@@ -41,15 +42,20 @@ class ReadSettings:
     hub: HubRef | None = None  # the dataset that remote files belong to
     where: Where | None = None  # which documents to read; None: all
     tokens_column: str | None = None  # holds the documents as lists of ids; None: text_column holds them
+    template: Template | None = None  # makes a document of several columns; None: text_column holds it
     largest_page_bytes: int = 2**40  # of a parquet file, unpacked: what is larger does not fit into memory
 
     @property
-    def column(self) -> str:
-        """The column that holds the documents, as text or as ids."""
-        return self.text_column if self.tokens_column is None else self.tokens_column
+    def columns(self) -> tuple[str, ...]:
+        """The columns that hold the documents, as text or as ids."""
+        if self.template is not None:
+            return self.template.columns
+        return (self.text_column if self.tokens_column is None else self.tokens_column,)
 
     def column_hint(self, column: str = "column") -> str:
         """Return what to do if that column, or key, is not there or holds something else."""
+        if self.template is not None:
+            return f"Name {column}s with text: --template."
         if self.tokens_column is None:
             return f"Name the {column} with the text: --text-column."
         return f"Name the {column} with the lists of ids: --tokens-column; for text it is --text-column."

@@ -36,6 +36,7 @@ from fineweb_shards.types import Batch, Counts, Cursor, Origin, Positions, TextC
 # As for JSON lines. A quote that is never closed must not gather gigabytes.
 MAX_RECORD_BYTES = 64 * 2**20
 BLOCK_BYTES = 2**20
+_SHORT_LITERAL_BYTES = 16  # of a template, for each record
 _QUOTE, _LINE_END, _RETURN = b'"\n\r'
 _STRAY_HINT = 'Write such fields as RFC 4180 says ("a ""quoted"" word"), or leave out such records: --on-bad-file skip.'
 _UNREADABLE = object()  # stands for a field that is no value of the kind that it should be
@@ -74,8 +75,8 @@ class CsvFormat(TextFormat):
         records = split_records(Block.of(body[:end]), self.delimiter)
         cells = [records.take(np.ones(1, np.bool_), field)[0] for field in range(int(records.fields[0]))]
         names = tuple(decode_text(cell)[0] for cell in cells)
-        hint = "Name the column with the text: --text-column. The first line must hold the names."
-        wanted = [(self.settings.text_column, hint)]
+        hint = f"{self.settings.column_hint()} The first line must hold the names."
+        wanted = [(name, hint) for name in self.settings.columns]
         if self.settings.where:
             wanted += [(name, "Check the names in --where.") for name in self.settings.where.columns]
         for name, hint in wanted:
@@ -151,7 +152,14 @@ class CsvFormat(TextFormat):
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         chunk = TextChunk(NO_TEXTS, Cursor(batch.file, batch.position), Cursor(batch.file, batch.end))
-        for offset, block in slices_of_records(self.read_range(file, batch)):
+        data = self.read_range(file, batch)
+        # A template may make far more of short records than is in them.
+        literal_bytes = self.settings.template.literal_bytes if self.settings.template else 0
+        block_bytes = BLOCK_BYTES // max(1, literal_bytes // _SHORT_LITERAL_BYTES)
+        for offset, block in slices_of_records(data, block_bytes):
+            if chunk.documents.size_bytes > len(data):
+                yield replace(chunk, end=None)
+                chunk = TextChunk(NO_TEXTS, None, chunk.end)
             part, failure = self._read_records(file, batch.columns, block, batch.position + offset)
             chunk = append_chunk(chunk, part)
             if failure is not None:  # only now, so that the documents before it are kept
@@ -182,7 +190,10 @@ class CsvFormat(TextFormat):
             numbers = np.flatnonzero(sound).tolist()
             passes, left_out = self.row_filter.select_values([values[number] for number in numbers])
             sound[numbers] = passes
-        cells = records.take(sound, columns.index(self.settings.text_column))
+        cells = records.take(sound, columns.index(self.settings.columns[0]))
+        if template := self.settings.template:
+            others = (records.take(sound, columns.index(name)) for name in template.columns[1:])
+            cells = [template.fill(texts) or b"" for texts in zip(cells, *others, strict=True)]
         texts, replaced = (Texts.from_pieces(cells), 0) if is_utf8(block.data) else decode_texts(cells)
         ids = None
         if columns.count("id") == 1:
@@ -357,11 +368,11 @@ def _without_return(data: bytes, ends: Positions) -> Positions:
     return np.where(framed[ends] == _RETURN, ends - 1, ends)
 
 
-def slices_of_records(data: bytes) -> Iterator[tuple[int, Block]]:
-    """Cut records into blocks of about a megabyte, each with its offset, so that few places are held."""
+def slices_of_records(data: bytes, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, Block]]:
+    """Cut records into blocks of about `block_bytes`, each with its offset, so that few places are held."""
     offset = 0
     while offset < len(data):
-        size, end = BLOCK_BYTES, None
+        size, end = block_bytes, None
         while end is None:
             block = Block.of(data[offset : offset + size])
             end = len(block.data) if offset + size >= len(data) else block.last_end(len(block.data))

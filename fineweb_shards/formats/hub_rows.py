@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError, HubError
 from fineweb_shards.formats.base import decode_text, first_line
+from fineweb_shards.formats.fields import outer_name
 from fineweb_shards.formats.jsonl import JsonLinesFormat
 from fineweb_shards.storage.hub_errors import hub_host, translated_errors
 from fineweb_shards.storage.place import InputFile
@@ -32,9 +33,9 @@ class HubRowsFormat(JsonLinesFormat):
 
     @cached_property
     def _columns(self) -> list[str]:
-        """The columns that are needed: the documents', and those of --where."""
+        """The columns that are needed: the documents', and those of --where; perhaps fields of a struct."""
         where = self.settings.where
-        return list(dict.fromkeys((self.settings.column, *(where.columns if where else ()))))
+        return list(dict.fromkeys((*self.settings.columns, *(where.columns if where else ()))))
 
     def by_value(self, file: InputFile) -> bool:
         return True
@@ -55,8 +56,10 @@ class HubRowsFormat(JsonLinesFormat):
             if row is None:
                 break
             # Only the columns that are needed; if there is no document, all its keys, for the error.
-            missing = {} if self.settings.column in row else dict.fromkeys(row)
-            kept = {name: row[name] for name in self._columns if name in row}
+            is_there = all(outer_name(row, name) in row for name in self.settings.columns)
+            missing = {} if is_there else dict.fromkeys(row)
+            outer = dict.fromkeys(outer_name(row, name) for name in self._columns)
+            kept = {name: row[name] for name in outer if name in row}
             lines.append(json.dumps(missing | kept, default=_as_json))
             size += len(lines[-1])
             if size >= self.settings.batch_bytes:
@@ -112,13 +115,13 @@ class HubRowsFormat(JsonLinesFormat):
         names = stream.column_names
         if names is not None:
             for column in self._columns:
-                if column not in names:
-                    is_ours = column == self.settings.column
+                if outer_name(names, column) not in names:
+                    is_ours = column in self.settings.columns
                     raise HubError(
                         f"dataset {hub.dataset}: there is no column {column!r}; the columns are: {', '.join(names)}.",
                         self.settings.column_hint() if is_ours else "Check the names in --where.",
                     )
-            stream = stream.select_columns(self._columns)
+            stream = stream.select_columns([*dict.fromkeys(outer_name(names, name) for name in self._columns)])
         return stream.skip(position) if position else stream
 
 

@@ -13,6 +13,7 @@ import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import orjson
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.base import decode_text
+from fineweb_shards.formats.fields import find_value
 from fineweb_shards.formats.ranges import ByteView, Range, next_target
 from fineweb_shards.formats.rows import TokenRows, parse_ids
 from fineweb_shards.formats.text import TextFormat, batches_of, go_to
@@ -35,6 +37,7 @@ MAX_LINE_BYTES = 64 * 2**20
 _WINDOW_BYTES = 64 * 1024
 _MOST_DIGITS = 400  # more than any double has
 _ROUNDED = 2.0**63  # orjson returns longer whole numbers as doubles
+_MISSING = object()  # what stands for a key that a line does not have
 LONG_HINT = "Put documents of that length into text files (--separator none), or leave out such {}: --on-bad-file skip."
 
 
@@ -94,6 +97,10 @@ class JsonLinesFormat(TextFormat):
         problems: list[str] = []
         failure: BadFileError | None = None
         offset, end = batch.position, batch.end
+        start: Cursor | None = Cursor(batch.file, batch.position)
+        # A template may make far more of short lines than is in them: a chunk has at most twice the batch's bytes.
+        template = self.settings.template
+        most_rows = len(data) // max(1, template.literal_bytes if template else 0) + 1
         for number, line in enumerate(lines):
             try:
                 if len(line) > MAX_LINE_BYTES:
@@ -101,6 +108,9 @@ class JsonLinesFormat(TextFormat):
                 text = line if offset else line.removeprefix(codecs.BOM_UTF8)
                 if text.strip():  # empty lines are ignored
                     rows.append(self._parse_line(file, text, offset))
+                    if len(rows) > most_rows:
+                        yield replace(self._make_chunk(rows), start=start)
+                        rows, start = [], None
             except BadFileError as error:
                 if not self.settings.skip_bad:
                     failure, end = error, self.place_of(batch, number, offset)
@@ -108,17 +118,10 @@ class JsonLinesFormat(TextFormat):
                 problems.append(self.leave_out(error))
                 counts += Counts(bad_parts=1)
             offset += len(line) + 1
-        if self.row_filter is not None:
-            passes, left_out = self.row_filter.select_values([row.values for row in rows])
-            rows, counts = list(compress(rows, passes)), counts + left_out
-        counts += Counts(
-            skipped_documents=sum(row.document is None for row in rows),
-            replaced_characters=sum(row.replaced for row in rows),
-        )
-        chunk = self._join([row for row in rows if row.document is not None])
+        chunk = self._make_chunk(rows)
         yield replace(
             chunk,
-            start=Cursor(batch.file, batch.position),
+            start=start,
             end=Cursor(batch.file, end),
             counts=chunk.counts + counts,
             problems=tuple(problems),
@@ -126,16 +129,25 @@ class JsonLinesFormat(TextFormat):
         if failure is not None:  # only now, so that the documents before it are kept
             raise failure
 
-    def _join(self, rows: list[_Row]) -> TextChunk:
-        """Return the documents of some lines as a chunk without cursors."""
+    def _make_chunk(self, rows: list[_Row]) -> TextChunk:
+        """Return those of the lines' documents that --where keeps as a chunk without cursors."""
+        counts = Counts()
+        if self.row_filter is not None:
+            passes, counts = self.row_filter.select_values([row.values for row in rows])
+            rows = list(compress(rows, passes))
+        counts += Counts(
+            skipped_documents=sum(row.document is None for row in rows),
+            replaced_characters=sum(row.replaced for row in rows),
+        )
+        rows = [row for row in rows if row.document is not None]
         if self.settings.tokens_column is not None:
             found = TokenRows.from_arrays([row.document for row in rows if isinstance(row.document, np.ndarray)])
             vocabulary = self.settings.vocabulary
             lists = found.without_outer_eots(vocabulary).to_documents(vocabulary)
-            return TextChunk(lists, None, None)
+            return TextChunk(lists, None, None, counts=counts)
         texts = Texts.from_pieces([row.document for row in rows if isinstance(row.document, bytes)])
         origin = Origin(0, len(rows), ids=[row.id for row in rows])
-        return TextChunk(texts, None, None, counts=Counts(texts.size_bytes), origins=(origin,))
+        return TextChunk(texts, None, None, counts=counts + Counts(texts.size_bytes), origins=(origin,))
 
     def place_of(self, batch: Batch, line: int, offset: int) -> int:
         """Return the position, in this format's unit, of a line of a batch that begins at byte `offset`."""
@@ -148,12 +160,13 @@ class JsonLinesFormat(TextFormat):
         # neither NaN nor half a character), and about every line without a document.
         try:
             row = orjson.loads(line)
-            document, name = self._to_document(row[self.settings.column]), row.get("id")
+            text, name = row.get(self._plain_column), row.get("id")  # what is most frequent first
+            document = encode_utf8(text) if isinstance(text, str) else self._to_document(row)
             values = self._values(file, row, offset)
             # orjson rounds whole numbers of more than 64 bits.
             if not any(isinstance(value, float) and abs(value) >= _ROUNDED for value in values):
                 return _Row(document, name if isinstance(name, str) else None, 0, values)
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             pass
         return self._parse_slowly(file, line, offset)
 
@@ -165,7 +178,8 @@ class JsonLinesFormat(TextFormat):
         if problem is not None:
             hint = "Correct --where or the line, or leave out such lines: --on-bad-file skip."
             raise BadFileError(f"{file.path}: the line at byte {offset:,} {problem}.", hint)
-        return tuple(row.get(name) for name in self.row_filter.where.columns)
+        names = self.row_filter.where.columns
+        return tuple([row[name] if name in row else find_value(row, name) for name in names])
 
     def _parse_slowly(self, file: InputFile, line: bytes, offset: int) -> _Row:
         place = f"{file.path}: the line at byte {offset:,}"
@@ -178,23 +192,44 @@ class JsonLinesFormat(TextFormat):
             raise BadFileError(f"{place} is nested too deeply.") from error
         if not isinstance(row, dict):
             raise BadFileError(f"{place} is a JSON {type(row).__name__}, not an object.")
-        values, name, column = self._values(file, row, offset), row.get("id"), self.settings.column
+        values, name = self._values(file, row, offset), row.get("id")
         document, failure = None, None
-        if column not in row:
-            failure = BadFileError(
-                f"{place} has no key {column!r}; its keys are: {', '.join(map(str, row))[:200]}.",
-                self.settings.column_hint("key"),
-            )
-        elif row[column] is not None:
-            try:
-                document = self._to_document(row[column])
-            except (TypeError, ValueError) as error:
-                failure = BadFileError(f"{place}: {column!r} {error}.")
+        try:
+            document = self._to_document(row)
+        except KeyError as error:
+            keys = ", ".join(map(str, row))[:200]
+            problem = f"{place} has no key {error.args[0]!r}; its keys are: {keys}."
+            failure = BadFileError(problem, self.settings.column_hint("key"))
+        except (TypeError, ValueError) as error:
+            failure = BadFileError(f"{place}: {error}.")
         if failure is not None and (self.row_filter is None or self.row_filter.select_values([values])[0][0]):
             raise failure
         return _Row(document, name if isinstance(name, str) else None, replaced, values)
 
-    def _to_document(self, value: Any) -> bytes | Ids:
+    @cached_property
+    def _document_columns(self) -> tuple[str, ...]:
+        return self.settings.columns
+
+    @cached_property
+    def _plain_column(self) -> str | None:
+        is_plain = self.settings.template is None and self.settings.tokens_column is None
+        return self.settings.text_column if is_plain else None
+
+    def _to_document(self, row: dict[str, Any]) -> bytes | Ids | None:
+        """Return the document of a line, None if it is null; KeyError with a key that is not there, TypeError or
+        ValueError with a phrase about a value that can't be used."""
+        cells: list[Any] = []
+        for name in self._document_columns:
+            value = row[name] if name in row else find_value(row, name, _MISSING)
+            if value is _MISSING:
+                raise KeyError(name)
+            try:
+                cells.append(None if value is None else self._to_cell(value))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{name!r} {error}") from error
+        return cells[0] if self.settings.template is None else self.settings.template.fill(cells)
+
+    def _to_cell(self, value: Any) -> bytes | Ids:
         """Return a value as UTF-8, or as ids; TypeError or ValueError, with a phrase, if it can't be."""
         if self.settings.tokens_column is not None:
             return parse_ids(value, self.settings.vocabulary)

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError, ShardError
 from fineweb_shards.formats.base import Format, ReadSettings
+from fineweb_shards.formats.fields import take_column
 from fineweb_shards.formats.parquet_file import (
     LARGEST_FETCH_BYTES,
     Footer,
@@ -31,10 +32,12 @@ from fineweb_shards.formats.parquet_file import (
 from fineweb_shards.formats.row_filter import RowFilter
 from fineweb_shards.formats.rows import (
     append_chunk,
+    fill_template,
     split_rows,
     split_token_rows,
     unwrap,
 )
+from fineweb_shards.formats.template import Template
 from fineweb_shards.storage.place import InputFile, Place
 from fineweb_shards.system.background import in_background
 from fineweb_shards.texts import NO_TEXTS
@@ -48,6 +51,9 @@ _SLICE_BYTES = 512 * 1024
 _CHUNK_BYTES = 12 * 2**20  # of two row groups as FineWeb has them one block is made
 # How many times `batch_bytes` a batch has: each costs the parent a millisecond, and from the hub a request.
 _BATCHES_AT_ONCE = 2
+_FILLED = "{}"  # the name of the column that a template makes
+# Of the largest page: a template makes one more copy, of six. Measured: 822 MB in all for 100 MB, 711 MB without.
+_TEMPLATE_SHARE = 5 / 6
 _SMALL_SHARE = 0.05  # of the text's size
 # No document has this many tokens: a `token_count` with larger numbers counts something else.
 _LARGEST_TOKEN_COUNT = 2**40
@@ -241,12 +247,16 @@ class ParquetFormat(Format):
             most_rows = _SLICE_ROWS if self.settings.tokens_column is None else _SLICE_TOKEN_ROWS
             slice_rows = _slice_rows(footer.group_rows[group], footer.group_bytes[group], most_rows)
             try:
-                slice_rows = opened.check_pages(group, slice_rows, self.settings.largest_page_bytes)
+                most_bytes = self.settings.largest_page_bytes
+                if self.settings.template is not None:
+                    most_bytes = int(most_bytes * _TEMPLATE_SHARE)
+                slice_rows = opened.check_pages(group, slice_rows, most_bytes)
             except BadFileError:
                 if first == 0:  # of several batches of a row group, the first one reports it
                     raise
                 return
-            reader = self._rows = _RowReader(place, opened.parsed, group, list(opened.paths), slice_rows)
+            columns, template = list(opened.paths), self.settings.template
+            reader = self._rows = _RowReader(place, opened.parsed, group, columns, slice_rows, template)
         try:
             for row, row_slice in reader.read(first, end):
                 selection = self.row_filter.select(row_slice) if self.row_filter else None
@@ -274,8 +284,9 @@ class ParquetFormat(Format):
         opened = self._begin_opening(file).result()
         if "token_count" not in opened.footer.count_columns:
             return None
-        columns = list(dict.fromkeys(("token_count", *opened.footer.needed_columns[1:])))
-        if self.row_filter and not _are_small(opened, self.row_filter.where.columns):
+        where_columns = self.row_filter.where.columns if self.row_filter else ()
+        columns = list(dict.fromkeys(("token_count", *where_columns)))
+        if not _are_small(opened, where_columns):
             return None
         import pyarrow.compute as pc  # here: only the parent needs it, and it takes 40 ms
 
@@ -284,7 +295,7 @@ class ParquetFormat(Format):
             with translated_pyarrow_errors(f"{file.path}: the column token_count can't be read"):
                 # In small batches: a damaged footer must not make pyarrow allocate a huge one.
                 for rows in opened.parsed.iter_batches(columns=columns, use_threads=False):
-                    found = [unwrap(rows.column(rows.schema.names.index(name))) for name in columns]
+                    found = [unwrap(take_column(rows, name)) for name in columns]
                     counts = found[0]
                     extremes = pc.min_max(counts).as_py()
                     if counts.null_count or extremes["min"] < 0 or extremes["max"] > _LARGEST_TOKEN_COUNT:
@@ -322,6 +333,7 @@ class _RowReader:
     _group: int
     _columns: list[str]  # the documents' first
     _slice_rows: int
+    _template: Template | None  # makes the documents of the first columns
     next_row: int = 0
     _rest: Any = None  # rows of the last slice that were not asked for yet
     _slices: Iterator[Any] | None = None
@@ -348,9 +360,11 @@ class _RowReader:
             rows = next(self._slices, None)
             if rows is None:
                 raise pa.ArrowInvalid(f"it ends after {self.next_row} rows")
-            # By position of the exact name: pyarrow takes `a` for `a.b` as well.
-            found = [rows.column(rows.schema.names.index(name)) for name in self._columns]
-            return pa.RecordBatch.from_arrays([unwrap(column) for column in found], self._columns)
+            columns, names = [unwrap(take_column(rows, name)) for name in self._columns], self._columns
+            if self._template is not None:
+                text = fill_template(self._template, columns[: len(self._template.columns)])
+                columns, names = [text, *columns], [_FILLED, *names]
+            return pa.RecordBatch.from_arrays(columns, names)
 
 
 def _slice_rows(rows: int, size_bytes: int, most_rows: int = _SLICE_ROWS) -> int:

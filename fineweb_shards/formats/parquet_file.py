@@ -9,10 +9,10 @@ gigabytes of memory. pyarrow has no limit for that, and does not show the header
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -46,50 +46,53 @@ class Footer:
     needed_columns: tuple[str, ...]  # without which no document can be read: theirs, and what --where needs
     count_columns: tuple[str, ...]  # to read as well: token_count and id, in FineWeb's files
     group_rows: tuple[int, ...]  # the number of rows of each row group
-    group_bytes: tuple[int, ...]  # the size of each row group's text, or of its ids in memory
+    group_bytes: tuple[int, ...]  # the size of each row group's documents: of their text, or of their ids in memory
     first_rows: tuple[int, ...]  # the number, in the file, of each row group's first row
-    path: str  # of the documents' values in the file: their column or, of lists, `column.list.element`
+    # Of the documents' values in the file: their columns or, of lists, `column.list.element`.
+    paths: tuple[str, ...]
 
 
 def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
     """Return the footer of a ParquetFile; BadFileError if its values contradict each other, or if what the settings
-    name is not one column of texts, or of ids. Dots in it don't select fields of a struct."""
-    wanted, is_list = settings.column, settings.tokens_column is not None
+    name is not one column of texts, or of ids."""
+    is_list, template = settings.tokens_column is not None, settings.template
     with translated_pyarrow_errors(f"{file.path}: the footer is damaged"):
         schema, metadata = opened.schema_arrow, opened.metadata
-        kind = _type_of(file, schema, wanted, settings.column_hint())
-        if not (holds_ids(kind) if is_list else is_text(kind)):
-            what = "lists of whole numbers" if is_list else "text"
-            raise BadFileError(f"{file.path}: column {wanted!r} holds {kind}, not {what}.", settings.column_hint())
         stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-        # Texts by name and path: a column `a.b` and the field `b` of a struct `a` have the same path. The items of
-        # lists by counting: lists `a` and `a.list` may both have items of `a.list.element`.
-        index = next((i for i, one in enumerate(stored) if one.name == one.path == wanted), len(stored))
-        if is_list:
-            index = sum(_count_stored(field.type) for field in list(schema)[: schema.names.index(wanted)])
-        if index >= len(stored) or not f"{stored[index].path}.".startswith(f"{wanted}."):
-            raise pa.ArrowInvalid(f"it has no data for the column {wanted!r}")
+        indices = []
+        for name in settings.columns:
+            kind, index = _find_column(file, list(schema), name, settings.column_hint())
+            if not (holds_ids(kind) if is_list else is_text(kind)):
+                what = "lists of whole numbers" if is_list else "text"
+                raise BadFileError(f"{file.path}: column {name!r} holds {kind}, not {what}.", settings.column_hint())
+            # Found by counting, not by its path, which is that of a column `a.b` and of the field `b` of `a`.
+            if index >= len(stored) or not f"{stored[index].path}.".startswith(f"{name}."):
+                raise pa.ArrowInvalid(f"it has no data for the column {name!r}")
+            indices.append(index)
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         rows = tuple(int(group.num_rows) for group in groups)
-        chunks = [group.column(index) for group in groups]
-        sizes = tuple(int(chunk.total_uncompressed_size) for chunk in chunks)
+        chunks = [[group.column(index) for index in indices] for group in groups]
+        values = [[int(chunk.total_uncompressed_size) for chunk in some] for some in chunks]
         if is_list:  # however small they are in the file
-            sizes = tuple(int(chunk.num_values) * settings.vocabulary.dtype.itemsize for chunk in chunks)
-        if min((*rows, *sizes), default=0) < 0 or sum(rows) != metadata.num_rows:
+            values = [[int(chunk.num_values) * settings.vocabulary.dtype.itemsize for chunk in some] for some in chunks]
+        literal_bytes = template.literal_bytes if template else 0
+        sizes = tuple(sum(some) + count * literal_bytes for some, count in zip(values, rows, strict=True))
+        if min((*rows, *chain.from_iterable(values)), default=0) < 0 or sum(rows) != metadata.num_rows:
             raise pa.ArrowInvalid(f"it counts {metadata.num_rows:,} rows, its row groups {sum(rows):,}")
-        counted = settings.vocabulary == TOKEN_COUNT_VOCABULARY and not is_list
-        count_columns = _find_count_columns(schema, wanted) if counted else ()
-        needed = {wanted: None}
+        counted = settings.vocabulary == TOKEN_COUNT_VOCABULARY and not is_list and template is None
+        count_columns = _find_count_columns(schema, settings.columns[0]) if counted else ()
+        needed = dict.fromkeys(settings.columns)
         if settings.where is not None:
             row_filter = RowFilter(settings.where)
             needed |= dict.fromkeys(settings.where.columns)
             for name in settings.where.columns:
-                hint = suggest(name, schema.names, "Check the names in --where.")
-                if problem := row_filter.find_wrong_type(name, _type_of(file, schema, name, hint)):
+                hint = suggest(name, [*schema.names, *(one.path for one in stored)], "Check the names in --where.")
+                if problem := row_filter.find_wrong_type(name, _find_column(file, list(schema), name, hint)[0]):
                     hint = "Correct --where: numbers without quotes, texts in quotes; see docs/input.md."
                     raise BadFileError(f"{file.path}: column {name!r} {problem}.", hint)
     first_rows = tuple(accumulate(rows, initial=0))
-    return Footer(tuple(needed), count_columns, rows, sizes, first_rows, stored[index].path)
+    paths = tuple(stored[index].path for index in indices)
+    return Footer(tuple(needed), count_columns, rows, sizes, first_rows, paths)
 
 
 @contextmanager
@@ -112,16 +115,28 @@ def _count_stored(kind: Any) -> int:
     return sum(_count_stored(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _type_of(file: InputFile, schema: pa.Schema, wanted: str, hint: str) -> Any:
-    """Return the type of the one column of this name; BadFileError if there is none, or more than one."""
-    count = schema.names.count(wanted)
-    if count != 1:
-        found = f"{count} columns are called {wanted!r}" if count else f"there is no column {wanted!r}"
-        outer = wanted.partition(".")[0]
-        if not count and outer != wanted and outer in schema.names:
-            hint = f"A field inside {outer!r} can't be read: write it to a column of its own. {hint}"
-        raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(schema.names)}.", hint)
-    return schema.field(wanted).type
+def _find_column(
+    file: InputFile, fields: Sequence[pa.Field], wanted: str, hint: str, struct: str = ""
+) -> tuple[Any, int]:
+    """Return the type of the one column, or field of a struct, of this name, as fields.py finds it, and how many
+    columns the file stores before it; BadFileError if there is none, or more than one. `fields` are those inside
+    `struct`, a path that ends with a dot."""
+    names, name = [field.name for field in fields], wanted.removeprefix(struct)
+    outer, _, inner = name.partition(".")
+    found = name if name in names or not inner else outer
+    first = names.index(found) if found in names else len(names)
+    index = sum(_count_stored(field.type) for field in fields[:first])
+    if names.count(found) == 1:
+        kind = fields[first].type
+        if found == name:
+            return kind, index
+        if pa.types.is_struct(kind):
+            inner_kind, inner_index = _find_column(file, list(kind), wanted, hint, f"{struct}{outer}.")
+            return inner_kind, index + inner_index
+    count = names.count(name)
+    problem = f"{count} columns are called {wanted!r}" if count else f"there is no column {wanted!r}"
+    shown = ", ".join(struct + name for name in names)
+    raise BadFileError(f"{file.path}: {problem}; the columns are: {shown}.", hint)
 
 
 def _find_count_columns(schema: pa.Schema, text_column: str) -> tuple[str, ...]:
@@ -153,7 +168,7 @@ class ParquetSource:
         with the path of its values in the file."""
         needed, others = self.footer.needed_columns, self.footer.count_columns
         names = (*needed, *others) if self.is_nearly_all_text else needed
-        return {name: self.footer.path if name == needed[0] else name for name in names}
+        return dict(zip(names, names, strict=True)) | dict(zip(needed, self.footer.paths, strict=False))
 
     def ranges(self, first_group: int, end_group: int) -> list[tuple[int, int]]:
         """Return the ranges to fetch for row groups, in their order: all of them as one, or of each only the columns
@@ -167,7 +182,8 @@ class ParquetSource:
     def check_pages(self, group: int, slice_rows: int, largest_page_bytes: int) -> int:
         """Return how many rows to decode at a time: `slice_rows`, or fewer if long values are repeated, of which the
         file has only one. BadFileError if there is no memory for a page of the row group."""
-        names = {path: name for name, path in self.paths.items()}
+        names, documents = {path: name for name, path in self.paths.items()}, self.footer.paths
+        joined_bytes = 0  # what the columns of a template take together
         with translated_pyarrow_errors(f"{self.file.path}: row group {group} can't be read"):
             metadata = self.parsed.metadata.row_group(group)
             chunks = [metadata.column(i) for i in range(metadata.num_columns)]
@@ -178,25 +194,30 @@ class ParquetSource:
             end = begin + chunk.total_compressed_size
             # What may be too large is fetched first, if it is small in the file: it would be fetched next anyway. Of
             # the others only the footer says how large they are.
-            may_be_large = chunk.total_uncompressed_size > largest_page_bytes
+            may_be_large = chunk.total_uncompressed_size > largest_page_bytes // len(documents)
             if may_be_large and end - begin <= LARGEST_FETCH_BYTES:
                 self.content.prefetch(begin, end)
             is_fetched = self.content.is_fetched(begin, end)
             pages = list(read_pages(self.content.read_at, begin, end)) if is_fetched else []
             average_bytes = chunk.total_uncompressed_size // max(1, metadata.num_rows)
             largest_bytes = max((page.unpacked_bytes for page in pages), default=average_bytes)
+            pages_of = f"a page of the column {names[chunk.path_in_schema]!r} unpacks"
+            if chunk.path_in_schema in documents[1:]:
+                pages_of = "pages of the columns of --template unpack"
+            if chunk.path_in_schema in documents:
+                largest_bytes = joined_bytes = joined_bytes + largest_bytes
             if largest_bytes > largest_page_bytes:
                 raise BadFileError(
-                    f"{self.file.path}: row group {group}: a page of the column "
-                    f"{names[chunk.path_in_schema]!r} unpacks to {show_bytes(largest_bytes)}, and the memory "
-                    f"budget has room for {show_bytes(largest_page_bytes)}.",
+                    f"{self.file.path}: row group {group}: {pages_of} to {show_bytes(largest_bytes)}, and the "
+                    f"memory budget has room for {show_bytes(largest_page_bytes)}.",
                     "Give more with --max-memory, write documents of this length to text files, or leave out "
                     "the row group with --on-bad-file skip; the same command resumes.",
                 )
             if pages and pages[0].kind == DICTIONARY_PAGE and pages[0].unpacked_bytes:
                 repeated = metadata.num_rows - pages[0].values
-                if min(slice_rows, repeated) * pages[0].unpacked_bytes > _REPEATED_BYTES:
-                    slice_rows = max(1, min(slice_rows, _REPEATED_BYTES // pages[0].unpacked_bytes))
+                most_bytes = _REPEATED_BYTES // len(documents)
+                if min(slice_rows, repeated) * pages[0].unpacked_bytes > most_bytes:
+                    slice_rows = max(1, min(slice_rows, most_bytes // pages[0].unpacked_bytes))
         return slice_rows
 
     def close(self) -> None:
@@ -212,16 +233,16 @@ def open_parquet(file: InputFile, content: ByteSource, settings: ReadSettings, *
     footer = read_footer(file, parsed, settings)
     if not is_remote:
         return ParquetSource(file, content, parsed, footer, is_nearly_all_text=True)
-    metadata, path = parsed.metadata, footer.path
+    metadata, paths = parsed.metadata, footer.paths
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-    unpacked = (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == path)
+    unpacked = (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in paths)
     if max(unpacked, default=0) <= LARGEST_FETCH_BYTES:
         # What is fetched ahead is decoded where it is. Larger row groups are read a piece at a time.
         parsed = _parse(file, content, 0, metadata)
     extents = [_extents(group) for group in groups]
     everything = sum(stop - start for group in extents for start, stop in group.values())
-    only_text = sum(group[path][1] - group[path][0] for group in extents if path in group)
+    only_text = sum(group[path][1] - group[path][0] for group in extents for path in paths if path in group)
     return ParquetSource(file, content, parsed, footer, everything <= _MOST_OVERHEAD * only_text)
 
 

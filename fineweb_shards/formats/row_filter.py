@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fineweb_shards.formats.rows import Selection, is_text, plain_type
+from fineweb_shards.formats.fields import find_value
+from fineweb_shards.formats.rows import Selection, is_text, make_bytes, plain_type
 from fineweb_shards.formats.where import (
     IN_WORDS,
     AllOf,
@@ -27,7 +28,6 @@ from fineweb_shards.formats.where import (
     Condition,
     IsNull,
     Not,
-    Value,
     Where,
     kind_of,
 )
@@ -78,10 +78,7 @@ class RowFilter:
     def find_wrong_value(self, row: Mapping[str, Any]) -> str | None:
         """Return a phrase about a value of a JSON object with which the condition can't be decided."""
         for name, wanted in self.where.kinds:
-            value = row.get(name)
-            outer = name.partition(".")[0]
-            if name not in row and isinstance(row.get(outer), dict):
-                return f"has no key {name!r}, and --where can't look into {outer!r}"
+            value = row[name] if name in row else find_value(row, name)
             if value is not None and wanted not in ("any", kind_of(value)):
                 found = kind_of(value)
                 shown = IN_WORDS[found] if found else f"a {type(value).__name__}"
@@ -129,14 +126,10 @@ def _make_booleans(values: list[bool], valid: list[bool] | None = None) -> Any:
     return pa.BooleanArray.from_buffers(pa.bool_(), len(values), buffers)
 
 
-def _make_scalar(value: Value) -> Any:
+def _make_scalar(value: float) -> Any:
     # From buffers, as above: `pa.scalar` and `pa.array` import pandas, which takes a worker 0.3 s and 50 MB.
     if isinstance(value, bool):
         return _make_booleans([value])[0]
-    if isinstance(value, str):
-        data = value.encode()
-        boundaries = pa.py_buffer(np.array([0, len(data)], np.int64).tobytes())
-        return pa.Array.from_buffers(pa.large_string(), 1, [None, boundaries, pa.py_buffer(data)])[0]
     whole = pa.int64() if value < 2**63 else pa.uint64()
     kind = pa.float64() if isinstance(value, float) else whole
     data = np.array([value], str(kind).replace("double", "float64")).tobytes()
@@ -153,7 +146,7 @@ def _test_column(column: Any, test: Compare | IsNull) -> Any:
         return compare(column, _make_scalar(value))
     if isinstance(value, str):
         # As bytes, because a column of strings need not hold valid UTF-8; their order is the same.
-        wanted = value.encode() if test.operator in _PARTS_OF_TEXT else _make_scalar(value).cast(pa.large_binary())
+        wanted = value.encode() if test.operator in _PARTS_OF_TEXT else make_bytes(value.encode())
         return compare(column.cast(pa.large_binary()), wanted)
     if pa.types.is_integer(kind):
         return _test_integers(column, test.operator, value)

@@ -26,6 +26,7 @@ from typing import Any
 from fineweb_shards.errors import UsageError, closest, concerning, suggest
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.registry import CHOICES as FORMAT_CHOICES
+from fineweb_shards.formats.template import parse_template
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.sources.hub_address import parse_hub_address, refuse_hub_address
@@ -118,6 +119,9 @@ class Config:
     tokens_column: str | None = _setting(
         None, "parquet column or JSON key that holds the documents as lists of token ids, which are written "
         "as they are; instead of --text-column", metavar="NAME", bytes_=True)
+    template: str | None = _setting(
+        None, r"makes a document of several columns or keys, such as '{title}\n\n{text}', instead of "
+        r"--text-column; {{ and }} are braces, \n and \t as in Python", metavar="TEXT", bytes_=True)
     where: str | None = _setting(
         None, "read only documents that meet this condition on columns or JSON keys, such as "
         "'int_score >= 4 and language_score > 0.8'", metavar="CONDITION", bytes_=True)
@@ -336,6 +340,14 @@ class Config:
                 "other: a document is either text or tokens.",
                 "Leave one of them out.",
             )
+        if self.template is not None:
+            for name in ("text_column", "tokens_column"):
+                if (value := getattr(self, name)) != getattr(Config, name):
+                    flag = f"--{name.replace('_', '-')}"
+                    raise UsageError(f"{flag} {value} and --template exclude each other.", "Leave one of them out.")
+            if _is_broken(self.template):
+                raise UsageError("--template holds bytes that are no valid UTF-8.", "Type it again in UTF-8.")
+            parse_template(self.template)
         if self.where is not None:
             if _is_broken(self.where):
                 raise UsageError("--where holds bytes that are no valid UTF-8.", "Type it again in UTF-8.")
@@ -388,7 +400,7 @@ def parse_value(field: dataclasses.Field[Any], text: str) -> Any:
         match = closest(text, choices)
         meant = f" (did you mean {match}?)" if match else ""
         raise ValueError(f"{text!r} is not one of {', '.join(choices)}{meant}")
-    if field.name == "separator":
+    if field.name in ("separator", "template"):
         return text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
     return field.metadata["parse"](text)
 

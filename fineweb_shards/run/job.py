@@ -20,6 +20,7 @@ from fineweb_shards.errors import ChangedError, UsageError, concerning
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.formats.registry import FORMATS
+from fineweb_shards.formats.template import parse_template
 from fineweb_shards.formats.text_samples import AUTO, recorded_separators, settle_separators
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS, get_layout
@@ -264,6 +265,7 @@ def _open_part(
         skip_bad=config.on_bad_file == "skip",
         vocabulary=output.vocabulary,
         where=None if config.where is None else parse_where(config.where),
+        template=None if config.template is None else parse_template(config.template),
         max_outage_seconds=config.max_outage,
         largest_page_bytes=budget.largest_page_bytes,
     )
@@ -311,12 +313,13 @@ def _open_files(
 
 
 def _refuse_files_without_columns(config: Config, source: Source) -> None:
-    """Raise UsageError for a file that can't have what --where or --tokens-column is about."""
+    """Raise UsageError for a file that can't have what --where, --template or --tokens-column is about."""
     for file in source.files:
         entry = FORMATS[file.format]
         kind = file.format.upper() if entry.has_columns else "plain text"
         for flag, value, has_it, what in (
             ("--where", config.where, entry.has_columns, "columns"),
+            ("--template", config.template and repr(config.template), entry.has_columns, "columns"),
             ("--tokens-column", config.tokens_column, entry.has_ids, "lists of ids"),
         ):
             if value is not None and not has_it:

@@ -58,7 +58,7 @@ def _changed_error(what: str, old: Any, new: Any) -> ChangedError:
             pattern = f", pattern {value.pattern:.40}" if value.pattern else ""
             hashed = f"SHA-256 {value.sha256[:8]}"
             return f"{value.name} ({value.size:,} ids, EOT {value.eot}, {hashed}{pattern})"
-        return f"{value:,}" if isinstance(value, int) else str(value)
+        return f"{value:,}" if isinstance(value, int) else str(value).replace("\n", "\\n")
 
     return ChangedError(f"{what} was {show(old)} when this folder was begun and is {show(new)} now.")
 

@@ -305,7 +305,7 @@ def test_columns_with_similar_names(tmp_path: Path) -> None:
     assert runs.encode_inline(tmp_path / "a.parquet", tokens_column="tokens.list")[0] == [EOT, 9, EOT, 9]
     for column in ("tokens", "tokens.list"):
         source = runs.job_of(tmp_path / "out", tmp_path / "a.parquet", tokens_column=column).source.parts[0]
-        assert source.reader_of(source.files[0]).footer(source.files[0]).path == f"{column}.list.element"
+        assert source.reader_of(source.files[0]).footer(source.files[0]).paths == (f"{column}.list.element",)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ import pytest
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.hub_rows import HubRowsFormat
 from fineweb_shards.formats.registry import ROWS
+from fineweb_shards.formats.template import parse_template
+from fineweb_shards.formats.where import parse_where
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import HUB, HubRef, InputFile
@@ -108,3 +110,28 @@ def test_an_outage_is_no_damage(tmp_path: Path) -> None:
     source.reader_of(FILE)._open_rows = open_once_broken  # type: ignore[attr-defined]
     assert documents_of(source)[0] == [row["text"] for row in rows]
     assert opened == [0, 4]
+
+
+def test_fields_of_nested_rows(tmp_path: Path) -> None:
+    """The text, and what --where needs, may be inside a struct: only that struct is passed on."""
+    rows = [{"a": {"text": f"{i}", "n": i}, "b": "not needed"} for i in range(6)] + [{"a": None, "b": ""}]
+    source = source_of(tmp_path, rows, skip=False)
+    settings = replace(source.settings, text_column="a.text", where=parse_where("a.n > 2 or a is null"))
+    reader = type(source.readers[HUB, ROWS])(settings, source.readers[HUB, ROWS].place)
+    source = Source((FILE,), settings, {(HUB, ROWS): reader})
+    assert documents_of(source)[0] == ["3", "4", "5"]
+
+
+@pytest.mark.parametrize("batch_bytes", [1024, 10**6])
+def test_templates_of_streamed_rows(tmp_path: Path, batch_bytes: int) -> None:
+    """Of the columns that it names, nested ones included, and of every row again from any position."""
+    rows = [{"a": f"{i}", "b": None if i % 3 == 1 else {"c": "x" * i}, "d": object()} for i in range(60)]
+    source = source_of(tmp_path, rows, skip=False, batch_bytes=batch_bytes)
+    settings = replace(source.settings, template=parse_template("{a}: {b.c}"))
+    reader = type(source.readers[HUB, ROWS])(settings, source.readers[HUB, ROWS].place)
+    source = Source((FILE,), settings, {(HUB, ROWS): reader})
+    expected = [f"{i}: {'' if i % 3 == 1 else 'x' * i}" for i in range(60)]
+    assert documents_of(source)[0] == expected
+    for first in (1, 30, 59):
+        batches = source.batches(Cursor(0, first))
+        assert [text for batch in batches for one in source.chunks(batch) for text in one.documents] == expected[first:]
