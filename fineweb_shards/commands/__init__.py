@@ -1,4 +1,1 @@
-"""The command line: for each subcommand its flags (`add_build_flags`), its work (`run_build`) and its output.
-
-May import all other packages; none of them may import it.
-"""
+"""The command line: for each subcommand its flags (`add_build_flags`), its work (`run_build`) and its output."""

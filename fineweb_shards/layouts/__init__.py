@@ -1,6 +1,6 @@
 """Describe the output layouts: file names, headers, token width, and what their readers need.
 
-May import: the root, `stream`. Each layout has a file of its own. No I/O.
+Each layout has a file of its own. No I/O.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """A data loader for training code: gives batches of tokens from finished shards to rank r of n.
 
-    from fineweb_shards.loader import ShardLoader
+from fineweb_shards.loader import ShardLoader
 
-    loader = ShardLoader("edu_fineweb10B", "train", batch_size=64, seq_len=1024, rank=0, world_size=8)
-    x, y = loader.next_batch()            # (64, 1024) each; y is x shifted by one token
-    checkpoint["loader"] = loader.state_dict()
-
-May import: the root, `system`, `layouts`, `store`, `reading`. Only numpy is needed; if torch is installed, batches are
-torch tensors.
-"""
+loader = ShardLoader("edu_fineweb10B", "train", batch_size=64, seq_len=1024, rank=0, world_size=8)
+x, y = loader.next_batch()            # (64, 1024) each; y is x shifted by one token
+checkpoint["loader"] = loader.state_dict()"""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""Make `report.html`, the page about an output folder: facts, tables, charts and the template.
-
-May import everything except `run` and `commands`.
-"""
+"""Make `report.html`, the page about an output folder: facts, tables, charts and the template."""

@@ -1,4 +1,1 @@
-"""Do the work of the subcommands: settings become a job; plan, build and export.
-
-May import: everything but `commands`.
-"""
+"""Do the work of the subcommands: settings become a job; plan, build and export."""

@@ -1,4 +1,1 @@
-"""Where bytes live: on this machine, on the hub, or in a bucket. What they contain is for `formats` to know.
-
-May import: the root, `system`.
-"""
+"""Where bytes live: on this machine, on the hub, or in a bucket. What they contain is for `formats` to know."""

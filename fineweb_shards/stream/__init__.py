@@ -1,4 +1,1 @@
-"""Turn encoded blocks into one token stream, repair it at seams, split it, and cut it into shards.
-
-May import: the root, `tokenizers`. No I/O.
-"""
+"""Turn encoded blocks into one token stream, repair it at seams, split it, and cut it into shards."""

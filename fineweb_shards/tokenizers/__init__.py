@@ -1,7 +1,4 @@
-"""Encode text as tokens, exactly as a vocabulary's reference does, and decode it. Each engine has a file of its own.
-
-May import: the root, `system`.
-"""
+"""Encode text as tokens, exactly as a vocabulary's reference does, and decode it. Each engine has a file of its own."""
 
 from __future__ import annotations
 

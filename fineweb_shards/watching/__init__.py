@@ -1,4 +1,1 @@
-"""Show and record how a run goes: progress and time left, screen, log, heartbeat, history, `status`.
-
-May import: everything but `report`, `run` and `commands`.
-"""
+"""Show and record how a run goes: progress and time left, screen, log, heartbeat, history, `status`."""
