@@ -201,8 +201,9 @@ def test_a_wrong_tokenizer_has_its_sentence(files: Path, flags: list[str], code:
 def test_a_plan_names_the_tokenizer_and_does_not_believe_token_count(tmp_path: Path) -> None:
     """FineWeb counts GPT-2's tokens, which are not those of another vocabulary."""
     tokenizer, documents = vocabularies.nanochat(tmp_path), make_documents(200)
-    table = pa.table({"text": documents, "token_count": [len(reference.encode(text)) for text in documents]})
-    pq.write_table(table, tmp_path / "a.parquet")
+    others = {name: ["x"] * len(documents) for name in ("id", "dump", "url", "file_path")}
+    counts = [len(reference.encode(text)) for text in documents]
+    pq.write_table(pa.table({"text": documents, "token_count": counts, **others}), tmp_path / "a.parquet")
     done = inline.run_command(
         "plan", tmp_path / "a.parquet", *tokenizer.flags, "--out", tmp_path / "out", "--shard-tokens", "100M"
     )

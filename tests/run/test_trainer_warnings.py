@@ -239,7 +239,8 @@ def test_an_input_of_at_most_one_shard_stops_with_the_command_that_works(
         write_parquet(path, DOCUMENTS)
     else:
         counts = [len(reference.encode(text)) for text in DOCUMENTS]
-        pq.write_table(pa.table({"text": DOCUMENTS, "token_count": counts}), path)
+        others = {name: ["x"] * len(counts) for name in ("id", "dump", "url", "file_path")}
+        pq.write_table(pa.table({"text": DOCUMENTS, "token_count": counts, **others}), path)
 
     stages = build.run
 
