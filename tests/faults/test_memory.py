@@ -187,6 +187,7 @@ def test_a_row_group_of_3_gb(disk_path: Path, place: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.promise("memory stays within the budget")
 def test_a_slow_disk_and_a_large_row_group_on_the_hub(disk_path: Path) -> None:
     """Such a row group is one batch: its worker waits for the disk, instead of encoding all of it."""
