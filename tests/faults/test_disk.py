@@ -21,7 +21,7 @@ from fineweb_shards.run.plan import check_disk, make_plan
 from fineweb_shards.store import sidecars
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.units import show_bytes
-from fineweb_shards.writing import output
+from fineweb_shards.writing import placement
 from tests.support import layout_reference, reference, runs
 from tests.support.documents import make_documents
 from tests.support.doubles import FailingCall
@@ -39,7 +39,7 @@ class FullDisk:
         self._write = os.write
         patch.setattr(os, "write", self.write)
         patch.setattr(Path, "write_bytes", self.wrap(Path.write_bytes))
-        for module in (output, sidecars):
+        for module in (placement, sidecars):
             patch.setattr(module, "open", self.open, raising=False)
 
     def use(self) -> None:

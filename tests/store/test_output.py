@@ -35,7 +35,7 @@ from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursor, Placement, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2
-from fineweb_shards.writing import output as output_module
+from fineweb_shards.writing import placement
 from fineweb_shards.writing.placement import GrowingFile, Output
 from tests.support import reference, runs
 from tests.support.doubles import FailingCall
@@ -207,7 +207,7 @@ class InterruptedAt:
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename != output_module.__file__ or frame.f_code.co_name == "__exit__":
+        if frame.f_code.co_filename != placement.__file__ or frame.f_code.co_name == "__exit__":
             return None
         if event == "line" and not self.happened:
             self._left -= 1
