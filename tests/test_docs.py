@@ -19,7 +19,8 @@ import pytest
 from fineweb_shards import __version__, errors
 from fineweb_shards.commands.main import SUBCOMMANDS, make_parsers
 from fineweb_shards.layouts import LAYOUTS
-from fineweb_shards.run.config import Config, load_config
+from fineweb_shards.run.config import Config
+from fineweb_shards.run.config_sources import load_config
 from fineweb_shards.tokenizers import ENGINES
 from tests.support import inline, runs
 

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 from fineweb_shards.commands.targets import bundled_configs
 from fineweb_shards.errors import UsageError, closest
-from fineweb_shards.run.config import Config, parse_part, parse_value
+from fineweb_shards.run.config import Config
+from fineweb_shards.run.config_sources import parse_part, parse_value
 from fineweb_shards.system.shell_commands import PROGRAM
 from fineweb_shards.units import as_typed
 

@@ -13,7 +13,7 @@ from fineweb_shards.commands.targets import read_store
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.facts import report_path
 from fineweb_shards.report.page import write_report
-from fineweb_shards.run.config import load_config
+from fineweb_shards.run.config_sources import load_config
 from fineweb_shards.run.output_text import output_warnings, result_lines
 from fineweb_shards.store.opening import scratch_folder
 from fineweb_shards.store.store import Store

@@ -19,7 +19,8 @@ from functools import cache
 from pathlib import Path
 
 from fineweb_shards.errors import InputError, OutputError, UsageError, closest, suggest
-from fineweb_shards.run.config import Config, load_config
+from fineweb_shards.run.config import Config
+from fineweb_shards.run.config_sources import load_config
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import FILE_NAME

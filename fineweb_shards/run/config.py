@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
-import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.errors import UsageError, closest, concerning, suggest
+from fineweb_shards.errors import UsageError, concerning
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.registry import CHOICES as FORMAT_CHOICES
 from fineweb_shards.formats.template import parse_template
@@ -362,114 +360,3 @@ class Config:
 def _is_broken(text: str) -> bool:
     """Tell whether the shell passed bytes that are no UTF-8: Python shows them as lone surrogates."""
     return any("\ud800" <= char <= "\udfff" for char in text)
-
-
-def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
-    """Make the settings: `overrides` that are not None, then those of the TOML file, then the defaults."""
-    values = _read_toml(path) if path else {}
-    given = {name: value for name, value in overrides.items() if value is not None}
-    if given.keys() & {"dataset", "input", "parts"}:
-        values.pop("parts", None)  # another input than the file's
-    values |= given
-    # A list of one is no list; lists of one for each part are parts.
-    lists = {
-        field.name: values.pop(field.name)
-        for field in dataclasses.fields(Config)
-        if field.metadata["one_per_part"] and isinstance(values.get(field.name), (list, tuple))
-    }
-    values |= {name: items[0] for name, items in lists.items() if len(items) == 1}
-    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    if lists := {name: items for name, items in lists.items() if len(items) > 1}:
-        if values.get("parts"):
-            raise UsageError(
-                f"Several --{next(iter(lists))} and --part exclude each other.",
-                "Name every part of the input by --part.",
-            )
-        if len({*map(len, lists.values())}) > 1:
-            counts = " and ".join(f"{len(items)} --{name}" for name, items in lists.items())
-            raise UsageError(f"There are {counts}.", "Give one of each for every part, or one for all.")
-        rows = zip(*lists.values(), strict=True)
-        values["parts"] = tuple(dict(zip(lists, row, strict=True)) for row in rows)
-    return Config(**values)
-
-
-def parse_value(field: dataclasses.Field[Any], text: str) -> Any:
-    """Parse a setting's value from the command line or from a string in TOML; may raise ValueError."""
-    choices = field.metadata["choices"]
-    if choices and text not in choices:
-        match = closest(text, choices)
-        meant = f" (did you mean {match}?)" if match else ""
-        raise ValueError(f"{text!r} is not one of {', '.join(choices)}{meant}")
-    if field.name in ("separator", "template"):
-        return text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
-    return field.metadata["parse"](text)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            data = tomllib.load(file)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}.", "Check the file and its permissions.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}.", "Correct the line it names.") from error
-    return dict(_from_table(str(path), data))
-
-
-def _from_table(where: str, data: Mapping[str, Any], *, of_part: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a TOML file, or of one table of its parts."""
-    fields = {field.name: field for field in dataclasses.fields(Config)}
-    known = {name: field for name, field in fields.items() if not of_part or name in PART_KEYS}
-    for key, value in data.items():
-        field = known.get(key.replace("-", "_"))
-        if field is None and key.replace("-", "_") in fields:
-            raise UsageError(f"{where}: {key} is the same for all parts.", f"A part may have {', '.join(PART_KEYS)}.")
-        if field is None:
-            hint = "The keys are the flags that `fineweb-shards build --help` lists."
-            raise UsageError(f"{where}: unknown key {key!r}.", suggest(key, known, hint))
-        if field.name == "parts":
-            if not isinstance(value, list) or not all(isinstance(one, dict) for one in value) or not value:
-                raise UsageError(f"{where}: parts must be tables.", "Write each below a line [[parts]].")
-            tables = enumerate(value, 1)
-            made = (dict(_from_table(f"{where}: part {n}", one, of_part=True)) for n, one in tables)
-            yield field.name, tuple(made)
-        else:
-            yield field.name, _from_toml(where, field, value, of_part=of_part)
-
-
-def parse_part(text: str) -> dict[str, Any]:
-    """Parse the value of --part, `dataset=ORG/NAME where='score > 3'`, which is quoted as in a shell."""
-    values: dict[str, Any] = {}
-    for word in shlex.split(text):
-        key, equals, value = word.partition("=")
-        if not key or not equals:
-            raise ValueError(f"{word!r} is no setting such as dataset=ORG/NAME")
-        if key.replace("-", "_") in ("input", "val_input"):  # repeatable
-            values.setdefault(key, []).append(value)
-        else:
-            values[key] = value
-    if not values:
-        raise ValueError("a part needs at least dataset=ORG/NAME or input=PATH")
-    return dict(_from_table("--part", values, of_part=True))
-
-
-def _from_toml(path: str, field: dataclasses.Field[Any], value: Any, *, of_part: bool) -> Any:
-    several = field.metadata["one_per_part"] and isinstance(value, list) and not of_part
-    if isinstance(field.default, tuple) or several:
-        items = [value] if isinstance(value, str) else value
-        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-            raise UsageError(f"{path}: {field.name} = {value!r}: must be a string or a list of strings.")
-        return tuple(items)
-    if isinstance(field.default, bool):
-        if not isinstance(value, bool):
-            raise UsageError(
-                f"{path}: {field.name} = {value!r}: must be true or false.",
-                f"Write it without quotes, such as {field.name} = {str(not field.default).lower()}",
-            )
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise UsageError(f"{path}: {field.name} = {value!r}: must be a number or a string.")
-    try:
-        return parse_value(field, str(value))
-    except ValueError as error:
-        raise UsageError(f"{path}: {field.name}: {error}.") from error

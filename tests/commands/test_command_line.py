@@ -14,7 +14,8 @@ import pytest
 from fineweb_shards.commands.arguments import SETTING_GROUPS
 from fineweb_shards.commands.main import SUBCOMMANDS, make_parsers
 from fineweb_shards.run import plan
-from fineweb_shards.run.config import Config, load_config
+from fineweb_shards.run.config import Config
+from fineweb_shards.run.config_sources import load_config
 from fineweb_shards.system.shell_commands import PROGRAM
 from tests.support import inline, reference, runs
 from tests.support.documents import make_documents

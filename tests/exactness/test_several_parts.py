@@ -13,7 +13,7 @@ import pytest
 import fineweb_shards
 from fineweb_shards.errors import UsageError
 from fineweb_shards.reading.verify import verify_folder
-from fineweb_shards.run.config import load_config
+from fineweb_shards.run.config_sources import load_config
 from fineweb_shards.store.folder_store import FolderStore
 from tests.support import inline, layout_reference, reference, runs
 from tests.support.documents import make_documents
