@@ -66,7 +66,8 @@ test-rest: .venv/full # what `make test` leaves out
 # The lowest versions that pyproject.toml allows, in a .venv of their own: uv resolves them, pip installs it there.
 LOWEST := .venv-lowest
 LOWEST_TESTS := tests/exactness/test_same_bytes.py tests/loader/test_shard_loader.py \
-  tests/sources/hub/test_hub_tokens.py tests/sources/hub/test_transport.py::test_one_resolve_for_each_file
+  tests/sources/hub/test_hub_tokens.py tests/sources/hub/test_hub_paths.py tests/sources/test_web_input.py \
+  tests/sources/hub/test_transport.py::test_one_resolve_for_each_file
 test-lowest: $(LOWEST)/ready ## exactness, hub, parquet and loader with the lowest versions that are declared; a minute
 	@$(LOWEST)/bin/python -m pytest --numprocesses=2 $(LOWEST_TESTS) $(ARGS)
 

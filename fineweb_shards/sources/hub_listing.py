@@ -17,8 +17,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, RepoFile, RepoFolder, hf_hub_url
+from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.hf_api import RepoFile, RepoFolder
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.formats.jsonl import is_array
