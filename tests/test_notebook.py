@@ -89,7 +89,7 @@ def test_the_example_runs_and_leaves_the_kernel_as_it_was(tmp_path: Path) -> Non
 
 @pytest.mark.promise("Ctrl-C and SIGTERM stop cleanly")
 def test_the_stop_button_keeps_what_is_finished(tmp_path: Path, kernel: Any) -> None:
-    """The cell ends with KeyboardInterrupt, the finished shards stay, and the kernel goes on working."""
+    """The cell ends with KeyboardInterrupt, the finished shards stay, and the kernel keeps working."""
     manager, client = kernel
     documents = "'A text of a few words.' for _ in itertools.count()"
     settings = 'out="out", shard_tokens=20_000'

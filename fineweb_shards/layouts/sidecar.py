@@ -88,7 +88,7 @@ class Sidecar(ABC):
 def parts_of_all(
     sidecars: Collection[Sidecar], file: FileFacts, eots: Iterable[Positions]
 ) -> Iterator[tuple[Sidecar, SidecarPart]]:
-    """Yield the parts of several sidecars, by one pass over the EOTs. The one for which most blocks wait goes on, so
+    """Yield the parts of several sidecars, by one pass over the EOTs. The one with most blocks waiting is next, so
     that there are never more than a few. (`itertools.tee` keeps 57 blocks and more, which is too much where all tokens
     are EOTs.)"""
     blocks = iter(eots)

@@ -27,7 +27,7 @@ from fineweb_shards.formats.registry import CHOICES as FORMAT_CHOICES
 from fineweb_shards.formats.template import parse_template
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS
-from fineweb_shards.sources.hub_address import parse_hub_address, refuse_hub_address
+from fineweb_shards.sources.hub_files import parse_hub_address, refuse_hub_address
 from fineweb_shards.storage.bucket_address import check_path, is_url
 from fineweb_shards.store.manifest import PART_SETTINGS
 from fineweb_shards.store.opening import open_store, scratch_folder

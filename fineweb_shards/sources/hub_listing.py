@@ -1,7 +1,7 @@
 """List the files of a dataset on the hub: once, in the parent, at one pinned commit.
 
 Config and split are resolved by `datasets` itself. Files that our readers know are then read without it; what is left
-is streamed front to back by it (rows.py). A path or pattern (hub_address.py) needs no `datasets`. Workers get paths,
+is streamed front to back by it (rows.py). A path or pattern (hub_files.py) needs no `datasets`. Workers get paths,
 sizes and hashes; a resume takes them from the manifest (hub_files.py).
 """
 

@@ -14,7 +14,7 @@ import pytest
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.run.config import Config
-from fineweb_shards.sources.hub_address import parse_hub_address
+from fineweb_shards.sources.hub_files import parse_hub_address
 from tests.support import forked, reference, runs
 from tests.support.inputs import write_parquet
 from tests.support.standin_faults import CutBody, Reset, ScriptedFaults, Status

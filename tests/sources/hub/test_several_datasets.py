@@ -136,7 +136,7 @@ def test_killed_in_either_dataset_it_resumes(
 
 
 def kill_and_resume(hub: StandInHub, home: Path, out: Path, shards: int) -> None:
-    """A build that is killed once it has recorded so many shards, while new commits are pushed, and resumed."""
+    """A build that is killed once it has recorded `shards` shards, while new commits are pushed, and resumed."""
     environment = fourteen_files.environment(hub, home)
     words, manifest = runs.command("build", *PARTS, *FLAGS, "--out", out, "--quiet"), out / "manifest.json"
     with subprocess.Popen(words, env={**os.environ, **environment}, start_new_session=True) as process:
