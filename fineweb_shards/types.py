@@ -1,7 +1,7 @@
 """Define the values that pass between the stages of a run. They hold data only; the stages do the work.
 
-Batch ──► TextChunk ──► EncodedBlock ──► TokenBlock ──► ShardSlice ──► Placement ──► ShardRecord
-source    worker reads  worker encodes   stitcher       packer         output        manifest
+Batch ──► TextChunk ──► EncodedBlock ──► TokenBlock ──► Section ──► ShardSlice ──► Placement ──► ShardRecord
+source    worker reads  worker encodes   stitcher       mix         packer         output        manifest
 
 The tokens themselves stay with the worker that made them (`HeldTokens`), until it writes them where a placement says.
 Values that travel between processes have no slots, which would make pickling slow.
@@ -99,6 +99,7 @@ class Batch:
     # first one, except for the size.
     members: tuple[Batch, ...] = ()
     part: int = 0  # of the input, to which the file belongs
+    ends_part: bool = False  # holds nothing: it says, in a mix, that a part has no more batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,7 @@ class EncodedBlock:
     quarantined: tuple[Quarantined, ...] = ()
     kept: Ranges | None = None  # the tokens to keep, by --min-tokens and --max-document-tokens; None: all
     part: int = 0  # of the input
+    ends_part: bool = False  # it has no tokens, and the part has no more blocks
 
     @property
     def array(self) -> Tokens:
@@ -219,20 +221,32 @@ class TokenBlock:
     counts: Counts = Counts()
     kept: Ranges | None = None  # the tokens to keep; None: all
     part: int = 0  # of the input
+    ends_mid_document: bool = False
+    ends_part: bool = False
+
+
+@dataclass(frozen=True)
+class Taken:
+    """How much of a part a mix has taken, EOTs included."""
+
+    tokens: int = 0
+    documents: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSlice:
-    """The tokens of a block to append to a file, and the place in the stream that follows them.
+    """The tokens of a section to append to a file, and the place in the stream that follows them.
 
     At a `checkpoint` the slices handed out so far, of both splits, hold everything before `end`.
     """
 
-    ranges: Ranges  # positions in the block's tokens
+    ranges: Ranges  # positions in the tokens of their block
+    holders: Positions  # for each range, the number of its block in the section
     tokens: int  # number of tokens in the ranges
     documents: int  # number of EOTs in the ranges
     counts: Counts
     end: Cursors
+    taken: tuple[Taken, ...] = ()  # up to `end`, in a mix
     split: Split = "train"
     checkpoint: bool = False  # record in the manifest what is written so far
     fills_shard: bool = False  # this slice is the last of its file
@@ -240,11 +254,15 @@ class ShardSlice:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tokens of a block belong: the ranges, one after the other, from byte `offset` of a file on."""
+    """Where tokens of a block belong: each range at its own byte of a file."""
 
     path: str
-    offset: int
+    offsets: Positions  # ascending
     ranges: Ranges
+
+    @property
+    def tokens(self) -> int:
+        return int((self.ranges[:, 1] - self.ranges[:, 0]).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,3 +282,4 @@ class ShardRecord:
     sha256: str
     end: Cursors
     counts: Counts
+    taken: tuple[Taken, ...] = ()  # of each part of a mix, up to `end`

@@ -93,21 +93,28 @@ def leave_out(
     """Yield the blocks from `starts` on, each as soon as it is known which of its tokens are kept. Each part has its
     own `limits`."""
     currents = [_Document(in_shards=True) if start.starts_mid_document else None for start in starts]
-    held: deque[_HeldBlock] = deque()
-    for block in blocks:
-        held.append(_divide(block, limits[block.part], currents[block.part], eot_first=eot_first))
-        current = held[-1].last
-        if current is not None and eot_first and not block.ends_mid_document:
-            current.ended, current = True, None  # else only the next EOT would tell
-        currents[block.part] = current
-        while held and held[0].is_known(limits[held[0].block.part]):
-            first = held.popleft()
-            yield first.finish(limits[first.block.part])
-    for current in currents:
+    held: list[deque[_HeldBlock]] = [deque() for _ in starts]
+
+    def end(part: int) -> Iterator[EncodedBlock]:
+        current = currents[part]
         if current is not None:
             current.ended = True
-    for one in held:
-        yield one.finish(limits[one.block.part])
+        while held[part]:
+            yield held[part].popleft().finish(limits[part])
+
+    for block in blocks:
+        part = block.part
+        if block.ends_part:
+            yield from end(part)
+        held[part].append(_divide(block, limits[part], currents[part], eot_first=eot_first))
+        current = held[part][-1].last
+        if current is not None and eot_first and not block.ends_mid_document:
+            current.ended, current = True, None  # else only the next EOT would tell
+        currents[part] = current
+        while held[part] and held[part][0].is_known(limits[part]):
+            yield held[part].popleft().finish(limits[part])
+    for part in range(len(starts)):
+        yield from end(part)
 
 
 def _divide(block: EncodedBlock, limits: LengthLimits, current: _Document | None, *, eot_first: bool) -> _HeldBlock:

@@ -1,4 +1,4 @@
-"""Cut token blocks, in the order of the stream, into slices of shards for the two splits. No I/O.
+"""Cut the sections of the stream, in their order, into slices of shards for the two splits. No I/O.
 
 Only lengths and the positions of EOTs are needed for it: the tokens themselves may be elsewhere.
 
@@ -14,18 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fineweb_shards.stream.boundaries import NO_POSITIONS
+from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import (
-    SPLITS,
-    Counts,
-    Cursor,
-    Cursors,
-    Positions,
-    Ranges,
-    ShardSlice,
-    Split,
-    TokenBlock,
-)
+from fineweb_shards.types import SPLITS, Counts, Cursor, Cursors, Positions, Ranges, ShardSlice, Split, Taken
 
 _BEGINNING = (Cursor(0, 0),)  # of an input of one part
 _NO_RANGES: Ranges = np.empty((0, 2), np.int64)
@@ -41,62 +33,8 @@ class PackedTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class RetainedTokens:
-    """The tokens of a block that are kept, numbered from 0. The packer counts these; placements and cursors need their
-    places in the block."""
-
-    tokens: int
-    eots: Positions  # the numbers of those that are EOTs
-    _ranges: Ranges | None  # their places; None: all
-    _firsts: Positions  # the number of the first token of each range
-
-    @classmethod
-    def of(cls, block: TokenBlock) -> RetainedTokens:
-        """Number the kept tokens of a block."""
-        ranges = block.kept
-        if ranges is None:
-            return cls(len(block.tokens), block.eots, None, block.eots[:0])
-        lengths = ranges[:, 1] - ranges[:, 0]
-        firsts = np.cumsum(lengths) - lengths
-        holder = np.searchsorted(ranges[:, 1], block.eots, side="right")  # the range that an EOT would be in
-        eots, holder = block.eots[holder < len(ranges)], holder[holder < len(ranges)]
-        offsets = eots - ranges[holder, 0]
-        inside = offsets >= 0
-        return cls(int(lengths.sum()), (firsts[holder] + offsets)[inside], ranges, firsts)
-
-    def count_before(self, place: int) -> int:
-        """Return how many kept tokens are in front of a place in the block."""
-        if self._ranges is None:
-            return place
-        begins, ends = self._ranges.T
-        return int((np.minimum(ends, place) - begins).clip(0).sum())
-
-    def place_after(self, number: int) -> int:
-        """Return the place right after the first `number` kept tokens; that of none is the block's start."""
-        if self._ranges is None or not number:
-            return number
-        last = int(np.searchsorted(self._firsts, number)) - 1  # the range that has the last of them
-        return int(self._ranges[last, 0] + number - self._firsts[last])
-
-    def places_of(self, numbers: Ranges) -> Ranges:
-        """Return where ranges of kept tokens are in the block; one range may become several."""
-        if self._ranges is None or not len(numbers):
-            return numbers
-        # Cut the ranges wherever tokens are left out between two neighbours.
-        begins, ends = numbers.T
-        cuts = self._firsts[1:]
-        holder = np.searchsorted(ends, cuts, side="right")
-        inside = holder < len(numbers)
-        inside[inside] &= begins[holder[inside]] < cuts[inside]
-        edges = np.sort(np.concatenate([begins, ends, cuts[inside], cuts[inside]])).reshape(-1, 2)
-        last = np.searchsorted(self._firsts, edges[:, 0], side="right") - 1
-        places: Ranges = edges + (self._ranges[last, 0] - self._firsts[last])[:, None]
-        return places
-
-
-@dataclass(frozen=True, slots=True)
 class _Part:
-    """Ranges of a block for one split, and the number of tokens and EOTs in them."""
+    """Ranges of a section for one split, and the number of tokens and EOTs in them."""
 
     split: Split
     ranges: Ranges
@@ -114,8 +52,8 @@ class _Piece:
 
 
 class Packer:
-    """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`. It begins at `starts`: the
-    `skip_tokens` of each part are dropped, because the manifest has them.
+    """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`. It begins at `starts`; of a
+    mix, `taken` says how much it has taken of each part.
 
     With `one_file` a split is one file that grows: it is only full once no more tokens can follow, which for validation
     is where training begins.
@@ -130,6 +68,7 @@ class Packer:
         eot_first: bool = True,
         done: PackedTotals | None = None,
         starts: Cursors = _BEGINNING,
+        taken: tuple[Taken, ...] = (),
         max_tokens: int | None = None,
     ) -> None:
         done = done or PackedTotals()
@@ -140,7 +79,7 @@ class Packer:
         self._tokens: dict[Split, int] = {"val": done.val_tokens, "train": done.train_tokens}
         self._documents = done.documents
         self._places = list(starts)  # what of each part is packed
-        self._skip_tokens = [start.skip_tokens for start in starts]  # still to drop of each part
+        self._taken = taken
         self.left_tokens = max_tokens  # still to pack; None: no limit
         # Whether validation is the beginning of the stream and its last file is not finished. If a run begins right
         # after what such a file has, nobody has opened it yet: it is finished with the stream.
@@ -157,93 +96,121 @@ class Packer:
         """Whether `max_tokens` are packed."""
         return self.left_tokens == 0
 
-    def pack(self, block: TokenBlock) -> Iterator[ShardSlice]:
-        """Yield the slices that a block is cut into; tokens after `max_tokens` are dropped."""
-        skipped = min(self._skip_tokens[block.part], len(block.tokens))
-        self._skip_tokens[block.part] -= skipped
-        kept, in_order = RetainedTokens.of(block), self._split_rule.is_in_order
-        position, at_end = kept.count_before(skipped), False
-        while position < kept.tokens and not self.ended:
-            piece = self._next_piece(kept, position, block)
+    def pack(self, section: Section) -> Iterator[ShardSlice]:
+        """Yield the slices that a section is cut into; tokens after `max_tokens` are dropped."""
+        in_order = self._split_rule.is_in_order
+        before, position, behind = self._taken, 0, 0  # `behind`: ends that are passed
+        while position < section.tokens and not self.ended:
+            piece = self._next_piece(section, position)
             if self._val_is_open and piece.parts[0].split == "train":
                 # Without a token: where the last document or input file for validation ends is only known when the next
                 # one begins.
-                end = self._move(block.part, block.start.after(kept.place_after(position)))
-                yield ShardSlice(_NO_RANGES, 0, 0, Counts(), end, "val", checkpoint=True, fills_shard=True)
+                yield self._nothing(Counts(), checkpoint=True)
             position += piece.length
-            place = kept.place_after(position)
-            at_end = place == len(block.tokens)
             self._documents += sum(part.documents for part in piece.parts)
             if self.left_tokens is not None:
                 self.left_tokens -= piece.length
-            end = self._move(block.part, block.end if at_end else block.start.after(place))
+            behind, counts = self._move(section, position, behind)
+            if before and not self._is_validation(section):
+                counted = section.count_before(position, len(before)).tolist()
+                self._taken = tuple(
+                    Taken(one.tokens + tokens, one.documents + documents)
+                    for one, (tokens, documents) in zip(before, counted, strict=True)
+                )
             for number, part in enumerate(piece.parts, 1):
                 self._tokens[part.split] += part.tokens
                 last = number == len(piece.parts)
                 fills_shard = last and piece.full and not self._one_file
                 self._val_is_open = in_order and part.split == "val" and not fills_shard
                 yield ShardSlice(
-                    kept.places_of(part.ranges),
+                    *section.find(part.ranges),
                     part.tokens,
                     part.documents,
-                    block.counts if last and at_end else Counts(),
-                    end,
+                    counts if last else Counts(),
+                    tuple(self._places),
+                    self._taken,
                     part.split,
                     checkpoint=last and piece.full,
                     fills_shard=fills_shard,
                 )
-        if position == kept.tokens and not at_end:  # no new tokens, but perhaps new counts
-            # All of a block may be skipped, if an earlier run had larger ones: then there is more to skip.
-            end = self._move(block.part, block.end.after(self._skip_tokens[block.part]))
-            yield ShardSlice(_NO_RANGES, 0, 0, block.counts, end)
+        if position == section.tokens and behind < len(section.ends):  # no new tokens, but perhaps new counts
+            _, counts = self._move(section, section.tokens + 1, behind)
+            yield self._nothing(counts)
 
-    def _move(self, part: int, place: Cursor) -> Cursors:
-        """Note how far a part is packed; return the place in the stream."""
-        self._places[part] = place
-        return tuple(self._places)
+    def _nothing(self, counts: Counts, *, checkpoint: bool = False) -> ShardSlice:
+        """Return a slice without tokens; at a checkpoint it ends validation."""
+        end, split = tuple(self._places), "val" if checkpoint else "train"
+        return ShardSlice(
+            _NO_RANGES, NO_POSITIONS, 0, 0, counts, end, self._taken, split, checkpoint=checkpoint, fills_shard=checkpoint
+        )
+
+    def _move(self, section: Section, position: int, behind: int) -> tuple[int, Counts]:
+        """Note how far each part is packed; `behind` blocks of the section were behind before. Returns how many are now,
+        and the counts of the new ones."""
+        begun: dict[int, int] = {}
+        for holder, place in section.places_after(position):
+            block = section.blocks[holder]
+            self._places[block.part] = block.start.after(place)
+            begun[block.part] = holder
+        counts = Counts()
+        for number, (after, holder) in enumerate(section.ends):
+            if after > position:
+                return number, counts
+            block = section.blocks[holder]
+            if holder >= begun.get(block.part, 0):
+                self._places[block.part] = block.end
+            if number >= behind:
+                counts += block.counts
+        return len(section.ends), counts
 
     def _left_in_segment(self, split: Split) -> int:
         """Return how many tokens fit into the current segment of a split."""
         return self._shard_tokens - self._tokens[split] % self._shard_tokens
 
-    def _training_start(self, kept: RetainedTokens, start: int, block: TokenBlock) -> int:
-        """Return where in the kept tokens of a block training begins, from `start` on; their end if it does not begin
-        in it. For rules by which validation is the beginning of the stream."""
+    def _is_validation(self, section: Section) -> bool:
+        """Return whether a section is of files for validation. None has files of both kinds."""
+        files, block = self._split_rule.val_files, section.blocks[0]
+        return bool(files) and block.start.file < files[block.part]
+
+    def _training_start(self, section: Section, start: int) -> int:
+        """Return where in a section training begins, from `start` on; its end if it does not begin in it. For rules by
+        which validation is the beginning of the stream."""
         rule = self._split_rule
         if rule.val_files:
-            return kept.tokens if block.start.file < rule.val_files[block.part] else start
+            return section.tokens if self._is_validation(section) else start
         if not rule.val_documents:
-            return min(kept.tokens, start + max(0, rule.val_tokens - self._tokens["val"]))
+            return min(section.tokens, start + max(0, rule.val_tokens - self._tokens["val"]))
         # The EOT between the two splits: the first of training, or the last of validation.
-        first = int(np.searchsorted(kept.eots, start))
+        first = int(np.searchsorted(section.eots, start))
         boundary = first + rule.val_documents - self._documents - (not self._eot_first)
         if boundary < first:
             return start
-        return int(kept.eots[boundary]) + (not self._eot_first) if boundary < len(kept.eots) else kept.tokens
+        eots = section.eots
+        return int(eots[boundary]) + (not self._eot_first) if boundary < len(eots) else section.tokens
 
-    def _next_piece(self, kept: RetainedTokens, start: int, block: TokenBlock) -> _Piece:
-        """Return the kept tokens of a block from `start` up to the end of the first full segment, of validation, of the
-        block or of the stream."""
-        rule, stop = self._split_rule, kept.tokens
+    def _next_piece(self, section: Section, start: int) -> _Piece:
+        """Return the tokens of a section from `start` up to the end of the first full segment, of validation, of the
+        section or of the stream."""
+        rule, stop = self._split_rule, section.tokens
         if self.left_tokens is not None:
             stop = min(stop, start + self.left_tokens)
         if rule.is_in_order:
-            boundary = self._training_start(kept, start, block)
+            boundary = self._training_start(section, start)
             if start < boundary:
-                return self._one_split("val", kept, start, min(stop, boundary))
-            return self._one_split("train", kept, start, stop)
-        first, last = np.searchsorted(kept.eots, (start, stop))
-        eots = kept.eots[first:last] - start
+                return self._one_split("val", section, start, min(stop, boundary))
+            return self._one_split("train", section, start, stop)
+        first, last = np.searchsorted(section.eots, (start, stop))
+        eots = section.eots[first:last] - start
         chosen = rule.ranges(eots, stop - start, self._documents, eot_first=self._eot_first)
         if not len(chosen):
-            return self._one_split("train", kept, start, stop)
+            return self._one_split("train", section, start, stop)
         return self._both_splits(start, stop - start, eots, chosen)
 
-    def _one_split(self, split: Split, block: RetainedTokens, start: int, stop: int) -> _Piece:
+    def _one_split(self, split: Split, section: Section, start: int, stop: int) -> _Piece:
         """Return the next piece if all its tokens belong to one split."""
         left = self._left_in_segment(split)
         end = min(stop, start + left)
-        first, last = np.searchsorted(block.eots, (start, end))
+        first, last = np.searchsorted(section.eots, (start, end))
         part = _Part(split, np.array([[start, end]], np.int64), end - start, int(last - first))
         return _Piece(end - start, (part,), full=end - start == left)
 

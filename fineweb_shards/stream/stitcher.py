@@ -4,7 +4,7 @@ Two things are only known once the blocks are in order: the tokens around a seam
 token), and the cursor of a block that starts where reading can't start, which is the last cursor plus a number of
 tokens. Only blocks with a seam have their tokens here; of all others the length is enough.
 
-Blocks of several parts may take turns wherever a document ends. Each part has its own cursor.
+Blocks of several parts may come in any order, each part's own blocks in theirs. Each part has its own cursor.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from dataclasses import replace
 import numpy as np
 
 from fineweb_shards.tokenizers.cuts import SeamMender
-from fineweb_shards.types import Counts, Cursors, EncodedBlock, TokenBlock
+from fineweb_shards.types import Counts, Cursors, EncodedBlock, Ranges, TokenBlock
 
 
 def add_cursors(blocks: Iterable[EncodedBlock], starts: Cursors) -> Iterator[TokenBlock]:
-    """Yield the blocks of the stream from `starts` on with their exact places in their parts."""
+    """Yield the blocks of the stream from `starts` on with their exact places in their parts. Tokens before `starts`
+    are not kept: the manifest has them."""
     places = [replace(start, skip_tokens=0) for start in starts]
+    skips = [start.skip_tokens for start in starts]  # still to drop of each part
     # Of each part's blocks since its last cursor: a resume would read, and count, them again.
     waiting = [Counts() for _ in starts]
     for block in blocks:
@@ -31,7 +33,21 @@ def add_cursors(blocks: Iterable[EncodedBlock], starts: Cursors) -> Iterator[Tok
         waiting[part] += block.counts
         if block.end:
             counted, waiting[part] = waiting[part], counted
-        yield TokenBlock(begin, places[part], block.tokens, block.eots, counted, block.kept, part)
+        skipped = min(skips[part], len(block.tokens))
+        skips[part] -= skipped
+        # All of a block may be skipped, if an earlier run had larger ones: then there is more to skip.
+        end = places[part].after(skips[part])
+        kept = _from(skipped, block) if skipped else block.kept
+        yield TokenBlock(
+            begin, end, block.tokens, block.eots, counted, kept, part, block.ends_mid_document, block.ends_part
+        )
+
+
+def _from(place: int, block: EncodedBlock) -> Ranges:
+    """Return the ranges that are kept of a block, from a place in it on."""
+    ranges = np.array([(0, len(block.tokens))], np.int64) if block.kept is None else block.kept
+    ranges = ranges.clip(min=place)
+    return ranges[ranges[:, 0] < ranges[:, 1]]
 
 
 def mend_seams(blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender]) -> Iterator[EncodedBlock]:
@@ -40,18 +56,19 @@ def mend_seams(blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMend
     A block that ends at a seam is held back until the next one is there, which continues the same document. Every other
     block is yielded at once, so that it is not lost if the next one raises an error.
     """
-    held: EncodedBlock | None = None
+    held: dict[int, EncodedBlock] = {}  # by part
     for block in blocks:
-        if block.starts_at_seam:
-            assert held is not None, "a stream can't begin with a seam"
-            assert held.part == block.part, "parts take turns between documents only"
-            left, block = _mend(held, block, get_mender)
+        left = held.pop(block.part, None)
+        if left is not None:
+            if block.starts_at_seam:
+                left, block = _mend(left, block, get_mender)
             yield left
-        held = block if block.ends_at_seam else None
-        if held is None:
+        assert left is not None or not block.starts_at_seam, "a part can't begin with a seam"
+        if block.ends_at_seam:
+            held[block.part] = block
+        else:
             yield block
-    if held is not None:
-        yield held
+    yield from held.values()
 
 
 def _mend(
