@@ -261,8 +261,9 @@ class Placement:
     ranges: Ranges
 
     @property
-    def tokens(self) -> int:
-        return int((self.ranges[:, 1] - self.ranges[:, 0]).sum())
+    def begin(self) -> int:
+        """The first of these bytes."""
+        return int(self.offsets[0])
 
 
 @dataclass(frozen=True, slots=True)

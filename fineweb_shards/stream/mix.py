@@ -33,6 +33,8 @@ from fineweb_shards.stream.section import Section, is_safe_end
 from fineweb_shards.types import Cursors, Positions, TokenBlock
 
 MOST_WEIGHT = 10**6
+# When the stream ends; as in `datasets.interleave_datasets`.
+FIRST_EXHAUSTED, ALL_EXHAUSTED = "first-exhausted", "all-exhausted"
 # Two keys that differ do so by at least 1/w_i w_j, which is more than 2^-40: so 40 bits of the fraction, rounded down,
 # decide as the fractions do. The whole part, counted from the smallest, has the bits above them.
 _FRACTION_BITS = 40

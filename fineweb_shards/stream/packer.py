@@ -139,9 +139,19 @@ class Packer:
 
     def _nothing(self, counts: Counts, *, checkpoint: bool = False) -> ShardSlice:
         """Return a slice without tokens; at a checkpoint it ends validation."""
-        end, split = tuple(self._places), "val" if checkpoint else "train"
+        end: Cursors = tuple(self._places)
+        split: Split = "val" if checkpoint else "train"
         return ShardSlice(
-            _NO_RANGES, NO_POSITIONS, 0, 0, counts, end, self._taken, split, checkpoint=checkpoint, fills_shard=checkpoint
+            _NO_RANGES,
+            NO_POSITIONS,
+            0,
+            0,
+            counts,
+            end,
+            self._taken,
+            split,
+            checkpoint=checkpoint,
+            fills_shard=checkpoint,
         )
 
     def _move(self, section: Section, position: int, behind: int) -> tuple[int, Counts]:

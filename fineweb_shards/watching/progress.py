@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.types import Cursors, ShardRecord
+from fineweb_shards.types import Cursors, ShardRecord, Taken
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.run_files import EventLog, History
 from fineweb_shards.watching.screen import Screen
@@ -126,7 +126,7 @@ class Progress(Observer):
         """Set the estimate of the stream; `read_share` returns how much of the input is before a place."""
         self.total, self._read_share = total, read_share
 
-    def advance(self, tokens: int, shard: int, places: Cursors) -> None:
+    def advance(self, tokens: int, shard: int, places: Cursors, taken: tuple[Taken, ...] = ()) -> None:
         """Add `tokens` that were packed into a shard; the stream has now reached `places`."""
         if shard != self.shard:
             self.shard, self.shard_tokens = shard, 0
