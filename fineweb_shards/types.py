@@ -99,7 +99,6 @@ class Batch:
     # first one, except for the size.
     members: tuple[Batch, ...] = ()
     part: int = 0  # of the input, to which the file belongs
-    ends_part: bool = False  # holds nothing: it says, in a mix, that a part has no more batches
 
 
 @dataclass(frozen=True, slots=True)
