@@ -36,8 +36,12 @@ class Lane:
     output_bytes: int = 0  # of those before
 
 
-# Returns the number of one of these listings, which have not ended.
-ChooseListing = Callable[[Mapping[int, Lane]], int]
+# Returns the number of one of these listings, which have not ended, and whether nothing is placed until it is read.
+ChooseListing = Callable[[Mapping[int, Lane]], tuple[int, bool]]
+
+
+def choose_first(lanes: Mapping[int, Lane]) -> tuple[int, bool]:
+    return min(lanes), True
 
 
 class DataPlane(ABC):
@@ -142,15 +146,15 @@ class Executor(DataPlane):
         listings: Sequence[Iterator[Batch]],
         on_idle: Callable[[], None] = lambda: None,
         wanted_tokens: Callable[[], int | None] = lambda: None,
-        choose: ChooseListing = min,
+        choose: ChooseListing = choose_first,
     ) -> Generator[EncodedBlock]:
         """Yield the blocks of all batches, those of each listing in their order. Each has to be placed, unless it
         brings its tokens. If the generator is closed, batches that were not yielded yet are dropped. While no block
         comes, perhaps for as long as an outage, `on_idle` is called now and then. `wanted_tokens` says how many tokens
         are still missing after the blocks so far, so that little more than that is fetched and encoded; None: all.
 
-        Several listings are those of the parts of a mix, in their order. `choose` says which of them is to be read next.
-        Where one has ended, and its last block was yielded, a block without tokens says so (`ends_part`)."""
+        Several listings are those of the parts of a mix, in their order. `choose` says which of them is to be read next:
+        beyond the memory for text in flight only what everything else waits for. Where one has ended, and its last block was yielded, a block without tokens says so (`ends_part`)."""
 
     @property
     @abstractmethod

@@ -18,7 +18,7 @@ from functools import partial
 
 from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import ChooseListing, Executor, Lane
+from fineweb_shards.executors.base import ChooseListing, Executor, Lane, choose_first
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.layouts.base import choose_digits
@@ -279,7 +279,7 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
     output = Output(job.output, manifest, executor, disk, add_totals=add_totals, on_record=on_record)
     eot_first, rule, taken = job.layout.eot_first, manifest.mix, [one.tokens for one in manifest.taken]
     listings: list[Iterator[Batch]] = [job.source.batches(starts)]
-    choose: ChooseListing = min
+    choose: ChooseListing = choose_first
     mixer: Mixer | None = None
     if rule is not None:
         mixer = Mixer(rule, starts, taken, eot_first=eot_first, val_files=job.output.split_rule.val_files)
@@ -294,6 +294,7 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
         blocks = add_cursors(mended, starts)
         sections = map(Section.of, blocks) if mixer is None else mix(blocks, mixer)
         _place_sections(job, sections, packer, output, disk, progress)
+        encoding.close()  # nothing more is read while the last files are sealed
         # Of a segment that is not full no file has its name yet.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):
             raise error
@@ -328,20 +329,22 @@ def report_problems(
         yield block
 
 
-def choose_listing(mixer: Mixer, rule: MixRule, taken: Sequence[int], lanes: Mapping[int, Lane]) -> int:
+def choose_listing(
+    mixer: Mixer, rule: MixRule, taken: Sequence[int], lanes: Mapping[int, Lane]
+) -> tuple[int, bool]:
     """Return the part of a mix of which batches are to be read next: the one that is waited for, if nothing of it is
-    under way, else the one that will be the first to lack some. This decides how much has to be held, never the order.
+    under way (True), else the one that will be the first to lack some (False). This decides how much has to be held, never the order.
     `taken` is how many tokens of each part earlier runs have made."""
     awaited, known = mixer.next_part, mixer.known_tokens
     if awaited in lanes and not lanes[awaited].waiting_bytes:
-        return awaited
+        return awaited, True
 
     def expected_key(part: int) -> float:
         lane, made = lanes[part], known[part] - taken[part]
         per_byte = made / lane.output_bytes if lane.output_bytes else _TOKENS_PER_BYTE
         return (known[part] + lane.waiting_bytes * per_byte) / rule.weights[part]
 
-    return min(lanes, key=expected_key)
+    return min(lanes, key=expected_key), False
 
 
 def _place_sections(
