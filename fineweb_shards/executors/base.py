@@ -153,8 +153,9 @@ class Executor(DataPlane):
         comes, perhaps for as long as an outage, `on_idle` is called now and then. `wanted_tokens` says how many tokens
         are still missing after the blocks so far, so that little more than that is fetched and encoded; None: all.
 
-        Several listings are those of the parts of a mix, in their order. `choose` says which of them is to be read next:
-        beyond the memory for text in flight only what everything else waits for. Where one has ended, and its last block was yielded, a block without tokens says so (`ends_part`)."""
+        Several listings are those of the parts of a mix, in their order. `choose` says which of them is to be read
+        next; when the memory for text in flight is full, only one that all others wait for. Where one has ended, and
+        its last block was yielded, a block without tokens says so (`ends_part`)."""
 
     @property
     @abstractmethod

@@ -329,12 +329,10 @@ def report_problems(
         yield block
 
 
-def choose_listing(
-    mixer: Mixer, rule: MixRule, taken: Sequence[int], lanes: Mapping[int, Lane]
-) -> tuple[int, bool]:
+def choose_listing(mixer: Mixer, rule: MixRule, taken: Sequence[int], lanes: Mapping[int, Lane]) -> tuple[int, bool]:
     """Return the part of a mix of which batches are to be read next: the one that is waited for, if nothing of it is
-    under way (True), else the one that will be the first to lack some (False). This decides how much has to be held, never the order.
-    `taken` is how many tokens of each part earlier runs have made."""
+    under way (True), else the one that will be the first to lack some (False). This decides how much has to be held,
+    never the order. `taken` is how many tokens of each part earlier runs have made."""
     awaited, known = mixer.next_part, mixer.known_tokens
     if awaited in lanes and not lanes[awaited].waiting_bytes:
         return awaited, True

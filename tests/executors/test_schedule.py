@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fineweb_shards.errors import BadFileError, WorkerError
@@ -196,9 +196,9 @@ def test_the_batches_of_a_worker_that_was_sent_away_are_done_by_others() -> None
         assert not any(order.one_by_one for order in orders if order)
 
 
-def kept(batch: int, block: int = 0, length: int = 4) -> EncodedBlock:
+def kept(batch: int, block: int = 0, length: int = 4, lane: int = 0) -> EncodedBlock:
     """Block `block` of a batch, whose tokens stay with the worker."""
-    return EncodedBlock(Cursor(0, batch, block), None, HeldTokens(batch, block, length), NO_POSITIONS)
+    return EncodedBlock(Cursor(0, batch, block), None, HeldTokens(batch, block, length), NO_POSITIONS, part=lane)
 
 
 def placements(*names: str) -> list[Placement]:
@@ -222,6 +222,124 @@ def test_blocks_that_are_held_back_do_not_stop_the_stream() -> None:
     assert schedule.needs_batch()
     schedule.place(kept_of(block), placements("x"))
     assert not schedule.needs_batch()
+
+
+def lane_schedule(*lanes: int, window: int = 1000, queued: int = 2) -> Schedule[str]:
+    """A batch for each of these lanes."""
+    schedule: Schedule[str] = Schedule(window, queued, leave_out)
+    for position, lane in enumerate(lanes):
+        schedule.add(batch_at(position, part=lane), lane)
+    return schedule
+
+
+def test_beyond_the_window_only_the_awaited_lane_is_read() -> None:
+    """A mix holds blocks of other lanes back, perhaps for the length of a long document: of those lanes nothing more is
+    read. Nor is anything of the awaited one, while what has its place is not written: the disk may be slow."""
+    schedule = lane_schedule(0, 1, window=15)
+    for _ in range(2):
+        schedule.give_next("a")
+    for lane in (0, 1):
+        schedule.receive_block("a", 0, kept(lane, lane=lane))
+        schedule.finish("a")
+        assert not schedule.needs_batch(1, awaited=False)
+    _, block = [block for _ in range(2) for block in schedule.take_output()]
+    assert not schedule.needs_batch(0, awaited=False)
+    assert schedule.needs_batch(1, awaited=True)
+    schedule.place(kept_of(block), placements("x"), last=False)
+    assert schedule.needs_batch(1, awaited=True)  # the rest of it may wait for the next batch
+    schedule.place(kept_of(block), placements("y"))
+    assert not schedule.needs_batch(1, awaited=True)
+    for _ in range(2):
+        schedule.note_written("a", 1, 0)
+    schedule.note_dropped("a", 1, 0)
+    schedule.add(batch_at(2, size=20, part=1), 1)
+    assert schedule.give_next("a") is not None
+    assert not schedule.needs_batch(1, awaited=True)  # it is under way
+
+
+def test_a_worker_that_holds_a_part_of_a_block_is_idle() -> None:
+    """It may wait for another lane's network for as long as an outage lasts: the watchdog must not end it."""
+    schedule = lane_schedule(0)
+    schedule.give_next("a")
+    schedule.receive_block("a", 0, kept(0))
+    schedule.finish("a")
+    (block,) = schedule.take_output()
+    order, worker, (written,) = schedule.place(kept_of(block), placements("x"), last=False)
+    assert (worker, order.last, order.steps, schedule.has_work("a")) == ("a", False, 1, True)
+    schedule.note_written("a", 0, 0)
+    assert written.done()
+    assert not schedule.has_work("a")
+    assert schedule.keeps_any("a")
+    assert not schedule.note_death("a", KILL)
+    schedule.give_next("b")
+    again = schedule.receive_block("b", 0, kept(0))
+    assert again == WriteOrder(0, 0, (), last=False)  # what is written is not written again
+    schedule.finish("b")
+    assert not schedule.has_work("b")
+    order, worker, _ = schedule.place(kept_of(block), placements("y"))
+    assert (worker, [one.path for one in order.placements]) == ("b", ["y"])
+    schedule.note_written("b", 0, 0)
+    schedule.note_dropped("b", 0, 0)
+    assert not schedule.keeps_any("b")
+    assert schedule.in_flight_bytes == 0
+
+
+def test_a_batch_that_waits_for_its_turn_holds_up_no_other_lane() -> None:
+    """The one that is tried alone waits until those before it were output. Meanwhile tokens of another lane may be
+    lost, and be waited for by whoever takes the output: they are made again first."""
+    schedule = lane_schedule(1, 1, 0, queued=4)
+    for worker in "aza":
+        schedule.give_next(worker)
+    schedule.receive_block("a", 0, kept(0, lane=1))
+    schedule.finish("a")
+    schedule.receive_block("a", 0, kept(2))
+    schedule.finish("a")
+    for _ in range(MAXIMUM_DEATHS):
+        assert not schedule.note_death("z", OUT_OF_MEMORY)
+        schedule.give_next("z")
+    assert schedule._next_output().lane == 1  # type: ignore[union-attr]
+    schedule._tasks[1], lane = deque(), schedule._tasks[1]
+    (block,) = schedule.take_output()
+    schedule._tasks[1] = lane
+    _, _, (written,) = schedule.place(kept_of(block), placements("x"))
+    assert end_over(schedule, 7, OUT_OF_MEMORY, position=1)  # all start over, that one alone
+    given = [order.batch.position for _ in range(3) if (order := schedule.give_next("b"))]
+    assert given == [0, 2]
+    schedule.receive_block("b", 0, kept(0, lane=1))
+    schedule.finish("b")
+    assert schedule.receive_block("b", 0, kept(2)) is not None
+    schedule.finish("b")
+    schedule.note_written("b", 2, 0)
+    assert written.done()
+    list(schedule.take_output())
+    order = schedule.give_next("z")
+    assert order is not None
+    assert order.batch.position == 1
+
+
+def test_an_abandoned_mix_leaves_workers_free() -> None:
+    """Of blocks that were held back, in whole or in part, only what has its place is written."""
+    schedule = lane_schedule(0, 1)
+    for _ in range(2):
+        schedule.give_next("a")
+    for lane in (0, 1):
+        schedule.receive_block("a", 0, kept(lane, lane=lane))
+        schedule.finish("a")
+    first, _ = [block for _ in range(2) for block in schedule.take_output()]
+    schedule.place(kept_of(first), placements("x"), last=False)
+    schedule.abandon_output()
+    assert (schedule.in_flight_bytes, schedule.has_work("a")) == (10, True)
+    schedule.remove_worker("a")
+    order = schedule.give_next("b")
+    assert order is not None
+    assert order.batch.position == 0
+    write = schedule.receive_block("b", 0, kept(0))
+    assert write is not None
+    assert [one.path for one in write.placements] == ["x"]
+    schedule.finish("b")
+    schedule.note_written("b", 0, 0)
+    assert schedule.in_flight_bytes == 0
+    assert not schedule.keeps_any("b")
 
 
 def test_a_batch_is_in_flight_until_it_is_written() -> None:
@@ -1024,10 +1142,9 @@ def mixed_again(simulation: Simulation) -> list[int]:
     """The lanes of all documents that were output, in the order that the weights say."""
     if not simulation.is_mix:
         return []
-    left = [deque() for _ in simulation.lanes]  # type: list[deque[int]]
+    most, left = simulation.step_tokens, [deque[int]() for _ in simulation.lanes]
     for block, tokens in simulation.out:
-        left[block.part] += [min(simulation.step_tokens, len(tokens) - i)
-                             for i in range(0, len(tokens), simulation.step_tokens)]  # fmt: skip
+        left[block.part] += [min(most, len(tokens) - begin) for begin in range(0, len(tokens), most)]
     taken, order = [0 for _ in left], []
     while any(left):
         lane = min(
@@ -1081,6 +1198,7 @@ def test_whatever_becomes_of_workers_blocks_come_once_and_in_order(
     "poison is isolated, quarantined and counted",
     "a worker's death with unwritten tokens costs only time",
 )
+@settings(max_examples=150)
 @given(
     contents=st.lists(st.tuples(st.integers(1, 50), CHUNKS), max_size=14),
     of_first_file=st.integers(0, 14),
