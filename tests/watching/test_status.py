@@ -309,7 +309,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     feeder.start()
     try:
         while (found := load_heartbeat(folder / "out")) is None or not (
-            found.snapshot.finished_shards and found.snapshot.state is State.ENCODING
+            found.snapshot.finished_shards and found.snapshot.state == State.ENCODING
         ):
             assert run.poll() is None
             time.sleep(0.05)
