@@ -165,7 +165,7 @@ def _build_rest(
     store = job.output.store
     history = load_history(job.folder)
     history.begin_run(manifest.tokens, job.budget.memory_bytes)
-    progress = Progress(log, screen, history, finished=manifest.shards)
+    progress = Progress(log, screen, history, finished=manifest.shards, parts=manifest.parts)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
     job = replace(job, source=job.source.reopened(progress))
