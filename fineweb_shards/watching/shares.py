@@ -15,7 +15,7 @@ from fineweb_shards.watching.run_files import PartShare
 def find_shares(parts: Sequence[InputPart], taken: Sequence[Taken], end: Cursors) -> tuple[PartShare, ...]:
     """Return the parts of a mix at one place of its stream; none if the input is no mix."""
     weights = [part.settings.get("weight") or 0 for part in parts]
-    if not all(weights):
+    if not weights or not all(weights):
         return ()
     taken = taken or [Taken()] * len(parts)
     tokens = sum(one.tokens for one in taken)
