@@ -168,7 +168,7 @@ def _build_rest(
     store = job.output.store
     history = load_history(job.folder)
     history.begin_run(manifest.tokens, job.budget.memory_bytes)
-    progress = Progress(log, screen, history, finished=manifest.shards)
+    progress = Progress(log, screen, history, finished=manifest.shards, parts=manifest.parts)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
     job = replace(job, source=job.source.reopened(progress))
@@ -276,6 +276,16 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
         progress.finish_shards(records)
         job.source.release_before(end)
 
+    def note_ends(blocks: Iterable[EncodedBlock]) -> Iterator[EncodedBlock]:
+        """Tell where a part of a mix ends, and let its cursor say so."""
+        for block in blocks:
+            if not block.ends_part:
+                yield block
+                continue
+            part = f"part {block.part + 1} ({before.parts[block.part].label})"
+            progress.tell(Event("part", f"{part} has no more documents", loud=False))
+            yield replace(block, end=job.source.ends[block.part])
+
     output = Output(job.output, manifest, executor, disk, add_totals=add_totals, on_record=on_record)
     eot_first, rule, taken = job.layout.eot_first, manifest.mix, [one.tokens for one in manifest.taken]
     listings: list[Iterator[Batch]] = [job.source.batches(starts)]
@@ -288,7 +298,7 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
     encoding = executor.encode(listings, output.advance, lambda: packer.left_tokens, choose)
     with contextlib.closing(encoding) as encoded, output:
         told = report_problems(encoded, job, quarantined, disk, progress)
-        mended = mend_seams(told, partial(make_mender, job.vocabulary))
+        mended = mend_seams(note_ends(told), partial(make_mender, job.vocabulary))
         if any(job.length_limits):
             mended = leave_out(mended, job.length_limits, starts, eot_first=eot_first)
         blocks = add_cursors(mended, starts)
