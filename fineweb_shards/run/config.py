@@ -114,7 +114,7 @@ class Config:
         (), "a part of the input with settings of its own, such as 'dataset=ORG/NAME where=\"score > 3\"'; "
         "repeatable, instead of --dataset and --input: one part after the other; in TOML [[parts]]",
         metavar="SETTINGS", flag="--part")
-    weight: Fraction | int | None = _setting(
+    weight: Fraction | int | None = _setting(  # noqa: RUF009 - it makes a field, as for all others
         None, "mix the parts by tokens, each with a share in proportion to its weight, such as 7, 0.7 or 70%; "
         "for several datasets once for each", parse=parse_weight, metavar="W", bytes_=True, one_per_part=True)
     epochs: int = _setting(

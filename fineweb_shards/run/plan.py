@@ -85,14 +85,15 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """How many tokens a stream takes of each part of the input, and where the parts run out. Files for validation, which
-    a mix reads first, are not counted. None: not known."""
+    """How many tokens a stream takes of each part of the input, and where the parts run out. Files for validation,
+    which a mix reads first, are not counted. None: not known."""
 
     available: tuple[int | None, ...]  # tokens that a part has, in all its epochs
     taken: tuple[int | None, ...]  # up to the end of the stream
-    # How many tokens the stream has when a part runs out, those for validation included; None also if it does not.
+    # How many tokens the stream has, those for validation included, when it is a part's turn that has run out; None
+    # also if that does not happen.
     ends: tuple[int | None, ...]
-    cut: bool  # the limit comes first
+    cut: bool  # the stream ends at the limit
 
     @property
     def first_end(self) -> int | None:
@@ -148,71 +149,51 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_token
 
     `start` is where a run will begin, after `done_tokens`: from the hub nothing before it is fetched.
     """
-    config, parts = job.config, []
+    config = job.config
     with contextlib.closing(job.source.reopened()) as source:
-        opened = replace(job, source=source)
-        separator_rows: list[tuple[str, str]] = []
-        first_documents: list[str] = []
-        for number, (part, first) in enumerate(zip(source.parts, start or source.starts, strict=True)):
-            # Of a part that is done, too: with nothing to look at it would seem to be empty.
-            sampled_from = first if part.costs_requests and first.file < len(part.files) else _BEGINNING
-            # A small sample is for the estimates: those of `plan` and of `build` must not differ. A large one, of which
-            # as much is encoded as there is time for, is for the speed.
-            sample = take_sample(opened, number, QUICK_SAMPLE_BYTES, sampled_from, download=not trial_seconds)
-            epochs = config.part_configs[number].epochs
-            # Where files for validation count in another way than the others they are measured by themselves.
-            val_files = part.val_files if config.mix or epochs > 1 else 0
-            val, train = (
-                _measure_extent(sample, files, sampled_from, every_footer=trial_seconds > 0)
-                for files in (part.files[:val_files], part.files[val_files:])
-            )
-            passed = part.share_before(first)
-            before = sum(file.size_bytes for file in part.files[: first.file]) / max(1, part.size_bytes)
-            speed = 0.0
-            separator_rows += sample.separator_rows()
-            if trial_seconds:
-                large = take_sample(opened, number, _SAMPLE_BYTES // len(source.parts), sampled_from, download=False)
-                speed = large.tokens_per_second(trial_seconds / len(source.parts))
-                first_documents += large.show_documents()
-            val_bytes = sum(file.size_bytes for file in part.files[:val_files])
-            size_bytes = val_bytes + (part.size_bytes - val_bytes) * epochs
-            parts.append(_MeasuredPart(val, train, epochs, size_bytes, passed or before, speed))
-        forecast, taken = _take_from(parts, config.mix, config.max_tokens)
-        extent = functools.reduce(operator.add, taken)
-        if forecast.cut:
-            extent = replace(extent, tokens=extent.tokens and config.max_tokens)
-        is_known = config.mix is None or config.mix.until_all  # where each part's last document is the stream's
-        extent = replace(
-            extent,
-            exact=extent.exact and (is_known or forecast.cut),
-            documents_exact=extent.documents_exact and is_known and config.max_tokens is None,
-        )
-        if config.mix or any(part.epochs > 1 for part in parts):  # a cursor does not tell what is passed
-            done = _take_from(parts, config.mix, done_tokens)[1] if done_tokens else [Extent(0, 0, False)] * len(parts)
-            parts = [replace(part, passed=part.share_of(one, 0.0)) for part, one in zip(parts, done, strict=True)]
-        read_bytes = to_fetch = 0
-        for part, one in zip(parts, taken, strict=True):
-            share = part.share_of(one, 1.0)
-            read_bytes += round(share * part.size_bytes)
-            left, batches = max(0.0, share - part.passed), part.whole.batches
-            to_fetch += round((math.ceil(left * batches) / batches if batches else left) * part.size_bytes)
-        pairs = [(one.tokens, part.tokens_per_second) for part, one in zip(parts, taken, strict=True) if one.tokens != 0]
-        seconds = sum(tokens / speed if tokens and speed else math.nan for tokens, speed in pairs)
-        alone = sum(tokens or 0 for tokens, _ in pairs) / seconds if seconds > 0 else None
-        return Plan(
-            job,
-            extent,
-            tuple(part.once for part in parts),
-            forecast,
-            separator_rows,
-            first_documents,
-            alone * job.budget.workers * _PARALLEL_EFFICIENCY if alone else None,
-            free_disk_bytes(job.folder),
-            read_bytes,
-            to_fetch,
-            done_tokens,
-            busy_cores=busy_cores(),
-        )
+        opened, starts = replace(job, source=source), start or source.starts
+        parts = [_measure_part(opened, number, first, trial_seconds) for number, first in enumerate(starts)]
+    forecast, taken = _take_from(parts, config.mix, config.max_tokens)
+    extent = functools.reduce(operator.add, taken)
+    if forecast.cut:
+        extent = replace(extent, tokens=extent.tokens and config.max_tokens)
+    takes_all = config.mix is None or config.mix.until_all  # else the last documents depend on their lengths
+    extent = replace(
+        extent,
+        exact=extent.exact and (takes_all or forecast.cut),
+        documents_exact=extent.documents_exact and takes_all and config.max_tokens is None,
+    )
+    if config.mix or any(part.epochs > 1 for part in parts):  # cursors don't tell how much is passed
+        done = _take_from(parts, config.mix, done_tokens)[1]
+        passed = [part.share_of(one, 0.0) if done_tokens else 0.0 for part, one in zip(parts, done, strict=True)]
+    else:
+        passed = [part.passed for part in parts]
+    read_bytes = to_fetch = 0
+    tokens, seconds = 0, 0.0  # of those parts of which something is taken, by one worker
+    for part, one, before in zip(parts, taken, passed, strict=True):
+        share, batches = part.share_of(one, 1.0), part.whole.batches
+        read_bytes += round(share * part.size_bytes)
+        left = max(0.0, share - before)
+        to_fetch += round((math.ceil(left * batches) / batches if batches else left) * part.size_bytes)
+        if one.tokens != 0:
+            is_known = one.tokens is not None and part.tokens_per_second
+            seconds += (one.tokens or 0) / part.tokens_per_second if is_known else math.inf
+            tokens += one.tokens or 0
+    alone = tokens / seconds if seconds else 0.0
+    return Plan(
+        job,
+        extent,
+        tuple(part.val + part.train for part in parts),
+        forecast,
+        [row for part in parts for row in part.separator_rows],
+        [text for part in parts for text in part.first_documents],
+        alone * job.budget.workers * _PARALLEL_EFFICIENCY or None,
+        free_disk_bytes(job.folder),
+        read_bytes,
+        to_fetch,
+        done_tokens,
+        busy_cores=busy_cores(),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +204,10 @@ class _MeasuredPart:
     train: Extent  # the others, once
     epochs: int
     size_bytes: int  # of its files, each as often as it is read
-    passed: float  # the share of them that finished shards have
+    passed: float  # the share of them that is before the cursor
+    separator_rows: list[tuple[str, str]]
+    first_documents: list[str]
     tokens_per_second: float  # of one worker; 0: unknown
-
-    @property
-    def once(self) -> Extent:
-        return self.val + self.train
 
     @property
     def whole(self) -> Extent:
@@ -237,6 +216,39 @@ class _MeasuredPart:
     def share_of(self, extent: Extent, unknown: float) -> float:
         tokens = self.whole.tokens
         return extent.tokens / tokens if tokens and extent.tokens is not None else unknown
+
+
+def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) -> _MeasuredPart:
+    """Look at a part of the input, from a cursor on if every look costs requests."""
+    part, own = job.source.parts[number], job.config.part_configs[number]
+    # Of a part that is done the beginning: with nothing to look at it would seem to be empty.
+    first = start if part.costs_requests and start.file < len(part.files) else _BEGINNING
+    # A small sample is for the estimates: those of `plan` and of `build` must not differ. A large one, of which as much
+    # is encoded as there is time for, is for the speed.
+    sample = take_sample(job, number, QUICK_SAMPLE_BYTES, first, download=not trial_seconds)
+    # Files for validation are measured by themselves where they count in another way than the others.
+    val_files = part.val_files if job.config.mix or own.epochs > 1 else 0
+    val, train = (
+        _measure_extent(sample, files, first, every_footer=trial_seconds > 0)
+        for files in (part.files[:val_files], part.files[val_files:])
+    )
+    val_bytes = sum(file.size_bytes for file in part.files[:val_files])
+    bytes_before = sum(file.size_bytes for file in part.files[: start.file])
+    speed, documents = 0.0, []
+    if trial_seconds:
+        parts = len(job.source.parts)
+        large = take_sample(job, number, _SAMPLE_BYTES // parts, first, download=False)
+        speed, documents = large.tokens_per_second(trial_seconds / parts) or 0.0, large.show_documents()
+    return _MeasuredPart(
+        val,
+        train,
+        own.epochs,
+        val_bytes + (part.size_bytes - val_bytes) * own.epochs,
+        part.share_before(start) or bytes_before / max(1, part.size_bytes),
+        sample.separator_rows(),
+        documents,
+        speed,
+    )
 
 
 def _take_from(
@@ -292,7 +304,10 @@ def forecast_parts(
         key += max(Fraction(0), limit - total) / weight
     for number, tokens in enumerate(available):
         reached = math.floor(rule.weights[number] * key)
-        taken.append(None if is_endless and ends[number] is None else reached if tokens is None else min(tokens, reached))
+        if is_endless and ends[number] is None:
+            taken.append(None)
+        else:
+            taken.append(reached if tokens is None else min(tokens, reached))
     return Forecast(tuple(available), tuple(taken), tuple(ends), cut=not is_over and not is_endless)
 
 
@@ -339,9 +354,7 @@ def split_error(plan: Plan) -> NoTrainingError | None:
     return training_error(job.output, job.config, tokens, extent.documents or 1, about=about)
 
 
-def _measure_extent(
-    sample: InputSample, files: tuple[InputFile, ...], start: Cursor, *, every_footer: bool
-) -> Extent:
+def _measure_extent(sample: InputSample, files: tuple[InputFile, ...], start: Cursor, *, every_footer: bool) -> Extent:
     """Count or estimate the documents and tokens of files of a part of the input."""
     job, part = sample.job, sample.part
     files = tuple(file for file in files if file.problem is None)
@@ -383,9 +396,7 @@ def _measure_extent(
     return _within_limits(Extent(documents, tokens, exact=False, batches=batches), measured)
 
 
-def _parquet_extent(
-    sample: InputSample, files: tuple[InputFile, ...], start: Cursor, *, every_footer: bool
-) -> Extent:
+def _parquet_extent(sample: InputSample, files: tuple[InputFile, ...], start: Cursor, *, every_footer: bool) -> Extent:
     """Count documents by the footers, and tokens by `token_count`; estimate tokens if a file lacks it."""
     part, limits = sample.part, sample.limits
     most = len(files) if every_footer else _FOOTERS_AT_ONCE
@@ -500,12 +511,12 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
             extent = plan.part_extents[number - 1]
             shown += f", {show_estimate(extent.tokens, exact=extent.exact)} tokens" if extent.tokens else ""
         yield f"part {number}" if several else "input", shown
-        epochs = show_number_of(config.epochs, "epoch") if config.epochs > 1 else ""
         if job.config.mix:
             share = show_share(float(job.config.mix.shares()[number - 1]))
-            yield "weight", f"{config.weight} ({share}){', ' if epochs else ''}{epochs}"
-        elif epochs:
-            yield "epochs", f"{config.epochs:,}: its documents are read so many times, front to back"
+            epochs = f", {config.epochs:,} epochs" if config.epochs > 1 else ""
+            yield "weight", f"{config.weight:,} ({share}){epochs}"
+        elif config.epochs > 1:
+            yield "epochs", f"{config.epochs:,}, one after the other"
         if config.where:
             yield "kept", f"documents with {config.where}"
         limits = [f"at least {config.min_tokens:,}"] if config.min_tokens else []
