@@ -112,7 +112,8 @@ class Config:
         metavar="REV", bytes_=True, one_per_part=True)
     parts: tuple[Mapping[str, Any], ...] = _setting(
         (), "a part of the input with settings of its own, such as 'dataset=ORG/NAME where=\"score > 3\"'; "
-        "repeatable, instead of --dataset and --input: one part after the other; in TOML [[parts]]",
+        "repeatable, instead of --dataset and --input: one part after the other, or mixed (--weight); in TOML "
+        "[[parts]]",
         metavar="SETTINGS", flag="--part")
     weight: Fraction | int | None = _setting(  # noqa: RUF009 - it makes a field, as for all others
         None, "mix the parts by tokens, each with a share in proportion to its weight, such as 7, 0.7 or 70%; "

@@ -541,11 +541,12 @@ def _mix_end(plan: Plan) -> str:
     if first is None:
         if forecast.cut:
             return f"until --max-tokens, before any part runs out{doubt}"
-        return "until all parts have run out" if rule.until_all else "until a part runs out"
+        return "until all parts run out" if rule.until_all else "until a part runs out"
     if not rule.until_all:
         return f"until part {first + 1} runs out, {after}{doubt}"
-    end = "--max-tokens" if forecast.cut else "all parts have run out"
-    return f"until {end}; part {first + 1} runs out first, {after}{doubt}"
+    if forecast.cut:
+        return f"until --max-tokens; part {first + 1} runs out before, {after}{doubt}"
+    return f"until all parts run out; part {first + 1} is first, {after}{doubt}"
 
 
 def mix_rows(plan: Plan) -> Iterator[tuple[str, str]]:
