@@ -61,6 +61,9 @@ class Settings(OutputSettings, total=False):
     split: str | Sequence[str]
     revision: str | Sequence[str]
     parts: Sequence[Mapping[str, Any]]
+    weight: float | str | Sequence[float | str]
+    epochs: int | Sequence[int]
+    mix_until: Literal["first-exhausted", "all-exhausted"]
     download: bool
     keep_downloads: bool
     max_outage: int | str
@@ -136,6 +139,7 @@ class PlanResult:
     done_tokens: int  # by earlier runs
     tokens_per_second: float | None  # in a trial of one second
     seconds: float | None
+    parts: tuple[Mapping[str, Any], ...]  # of the input; what the stream takes of each
     verdict: str
     warnings: tuple[str, ...]
     text: str  # the lines that `plan` prints
@@ -370,7 +374,7 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
         elif name == "parts":
             words += [f"--part={_part_words(part)}" for part in value]
         elif isinstance(value, (list, tuple)):
-            words += [f"{flag}={fspath(item)}" for item in value]
+            words += [f"{flag}={fspath(item) if isinstance(item, PathLike) else item}" for item in value]
         else:
             words.append(f"{flag}={value}")
     return words

@@ -149,8 +149,8 @@ class Executor(DataPlane):
         comes, perhaps for as long as an outage, `on_idle` is called now and then. `wanted_tokens` says how many tokens
         are still missing after the blocks so far, so that little more than that is fetched and encoded; None: all.
 
-        Several listings are those of the parts of a mix, in their order. `choose` says which of them is to be read next.
-        Where one has ended, and its last block was yielded, a block without tokens says so (`ends_part`)."""
+        Several listings are those of the parts of a mix, in their order. `choose` says which of them is to be read
+        next. Where one has ended, and its last block was yielded, a block without tokens says so (`ends_part`)."""
 
     @property
     @abstractmethod
