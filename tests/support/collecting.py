@@ -20,7 +20,7 @@ def with_tokens(executor: Executor, blocks: Iterable[EncodedBlock], folder: Path
             path = folder / str(number)
             path.touch()
             ranges = np.array([[0, len(block.tokens)]])
-            for written in executor.place(block.tokens, [Placement(str(path), 0, ranges)]):
+            for written in executor.place(block.tokens, [Placement(str(path), np.array([0]), ranges)]):
                 executor.wait(written)
             block = replace(block, tokens=np.fromfile(path, np.uint16))  # noqa: PLW2901, RUF100
             path.unlink()
@@ -39,7 +39,7 @@ def placed(executor: Executor, blocks: Iterable[EncodedBlock], path: Path) -> It
     path.touch()
     for block in blocks:
         size = len(block.tokens)
-        placement = Placement(str(path), offset, np.array([[0, size]]))
+        placement = Placement(str(path), np.array([offset]), np.array([[0, size]]))
         writes += executor.place(block.tokens, [placement] if size else [])
         offset += 2 * size
         yield block
