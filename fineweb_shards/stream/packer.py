@@ -90,8 +90,8 @@ class Packer:
         self._tokens: dict[Split, int] = {"val": done.val_tokens, "train": done.train_tokens}
         self._documents = done.documents
         self._places = list(starts)  # up to which each part is packed
-        # Of each part whose last blocks end in a document that is left out: their counts, which are added when the part
-        # is packed up to a place after that document. In it no run may begin, which would take the rest for kept.
+        # Of each part whose last blocks may end in a document that is left out: their counts. They are added when the
+        # part is packed up to a place after that document. In it no run may begin: it would take the rest for kept.
         self._waiting: dict[int, Counts] = {}
         self._taken = taken
         self.left_tokens = max_tokens  # still to pack; None: no limit
@@ -147,19 +147,9 @@ class Packer:
 
     def _nothing(self, counts: Counts, *, checkpoint: bool = False) -> ShardSlice:
         """Return a slice without tokens; at a checkpoint it ends validation."""
-        end: Cursors = tuple(self._places)
         split: Split = "val" if checkpoint else "train"
         return ShardSlice(
-            _NO_RANGES,
-            NO_POSITIONS,
-            0,
-            0,
-            counts,
-            end,
-            self._taken,
-            split,
-            checkpoint=checkpoint,
-            fills_shard=checkpoint,
+            _NO_RANGES, NO_POSITIONS, 0, 0, counts, tuple(self._places), self._taken, split, checkpoint, checkpoint
         )
 
     def _move(self, section: Section, begin: int, end: int, ended: int) -> tuple[int, Counts]:
@@ -182,21 +172,12 @@ class Packer:
             part, ended = block.part, ended + 1
             if holder < newest.get(part, 0):
                 counts += block.counts
-            elif self._is_safe_end(block):
+            elif _is_safe_end(block):
                 counts += self._waiting.pop(part, Counts()) + block.counts
                 self._places[part] = block.end
             else:
                 self._waiting[part] = self._waiting.get(part, Counts()) + block.counts
         return ended, counts
-
-    def _is_safe_end(self, block: TokenBlock) -> bool:
-        """Return whether a run may begin at the end of a block all of which is packed."""
-        if not block.end.starts_mid_document or block.ends_part:
-            return True
-        kept = kept_ranges(block)
-        if not len(block.tokens):
-            return block.part not in self._waiting
-        return len(kept) > 0 and int(kept[-1, 1]) == len(block.tokens)
 
     def _count_taken(self, section: Section, ranges: Ranges, holders: Positions, holders_of_eots: Positions) -> None:
         """Add ranges, and the EOTs in them, to what is taken of each part."""
@@ -293,3 +274,10 @@ class Packer:
             if place <= length:
                 length, full = place, "train"
         return length, full
+
+
+def _is_safe_end(block: TokenBlock) -> bool:
+    """Return whether a run may begin at the end of a block all of which is packed: not in the middle of a document,
+    unless the last token is kept."""
+    kept = kept_ranges(block)
+    return not block.end.starts_mid_document or (len(kept) > 0 and int(kept[-1, 1]) == len(block.tokens))
