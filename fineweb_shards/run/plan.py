@@ -221,11 +221,13 @@ class _MeasuredPart:
 def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) -> _MeasuredPart:
     """Look at a part of the input, from a cursor on if every look costs requests."""
     part, own = job.source.parts[number], job.config.part_configs[number]
-    # Of a part that is done the beginning: with nothing to look at it would seem to be empty.
-    first = start if part.costs_requests and start.file < len(part.files) else _BEGINNING
+    first = start if part.costs_requests else _BEGINNING
     # A small sample is for the estimates: those of `plan` and of `build` must not differ. A large one, of which as much
     # is encoded as there is time for, is for the speed.
     sample = take_sample(job, number, QUICK_SAMPLE_BYTES, first, download=not trial_seconds)
+    if not sample.read_bytes and first != _BEGINNING:  # a part that is done would seem to be empty
+        first = _BEGINNING
+        sample = take_sample(job, number, QUICK_SAMPLE_BYTES, first, download=not trial_seconds)
     # Files for validation are measured by themselves where they count in another way than the others.
     val_files = part.val_files if job.config.mix or own.epochs > 1 else 0
     val, train = (
