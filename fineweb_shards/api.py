@@ -27,7 +27,8 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 from fineweb_shards.api_process import CommandProcess, OnEvent
 from fineweb_shards.errors import InputError, UsageError
 from fineweb_shards.events import Event
-from fineweb_shards.watching.run_files import Snapshot
+from fineweb_shards.system.json_values import make
+from fineweb_shards.watching.run_files import PartShare, Snapshot
 
 AnyPath = str | PathLike[str]
 Documents = Iterable[str | Mapping[str, Any]]
@@ -120,6 +121,7 @@ class BuildResult:
     verified: bool
     peak_memory_bytes: int
     warnings: tuple[str, ...]
+    parts: tuple[PartShare, ...]  # of a mix
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,7 @@ class ExportResult:
     new_tokens: int
     seconds: float
     warnings: tuple[str, ...]
+    parts: tuple[PartShare, ...]  # of a mix
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,7 @@ class StatusResult:
     resume: str | None  # the command, if there is something left to do
     events: tuple[str, ...]  # the last lines of the log
     snapshot: Snapshot | None  # the run a few seconds ago
+    parts: tuple[PartShare, ...]  # of a mix, in finished shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +286,7 @@ def status(folder: AnyPath) -> StatusResult:
     """Return how far a build is, from any process."""
     values = _run(["status", fspath(folder)], quiet=True)
     heartbeat = values.pop("heartbeat")
-    return _make(StatusResult, {**values, "snapshot": Snapshot(**heartbeat["snapshot"]) if heartbeat else None})
+    return _make(StatusResult, {**values, "snapshot": make(Snapshot, heartbeat["snapshot"]) if heartbeat else None})
 
 
 @overload
@@ -420,4 +424,6 @@ def _make(kind: type[Result], values: Mapping[str, Any]) -> Result:
     """Make a dataclass of JSON; lists become tuples, and keys that it has no field for are left out."""
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    if "parts" in names:
+        frozen["parts"] = tuple(make(PartShare, part) for part in frozen["parts"])
     return kind(**{name: value for name, value in frozen.items() if name in names})

@@ -99,7 +99,6 @@ class Batch:
     # first one, except for the size.
     members: tuple[Batch, ...] = ()
     part: int = 0  # of the input, to which the file belongs
-    ends_part: bool = False  # holds nothing: it says, in a mix, that a part has no more batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +260,9 @@ class Placement:
     ranges: Ranges
 
     @property
-    def tokens(self) -> int:
-        return int((self.ranges[:, 1] - self.ranges[:, 0]).sum())
+    def begin(self) -> int:
+        """The first of these bytes."""
+        return int(self.offsets[0])
 
 
 @dataclass(frozen=True, slots=True)

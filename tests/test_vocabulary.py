@@ -36,6 +36,7 @@ from fineweb_shards.store.manifest import Manifest, load_manifest, save_manifest
 from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.stream.packer import Packer
+from fineweb_shards.stream.section import Section
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.references import load_token_bytes
@@ -203,7 +204,8 @@ def write(out: Path, layout: str, documents: Documents, *, kill_after: int | Non
             Output(spec, manifest, plane, disk) as output,
         ):
             for block in stitch(blocks, no_mender, manifest.end):  # type: ignore[arg-type]
-                output.add(block.tokens, deadly(packer.pack(block)))
+                section = Section.of(block)
+                output.add(section, deadly(packer.pack(section)))
             return output.finish()
 
 

@@ -10,8 +10,9 @@ The rules that all executors share (order, window, retries, quarantine) are in s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
 
@@ -27,15 +28,29 @@ from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tok
 Result = TypeVar("Result")
 
 
+@dataclass
+class Lane:
+    """What is under way of one listing of batches, in bytes of text."""
+
+    waiting_bytes: int = 0  # of batches whose blocks were not all yielded
+    output_bytes: int = 0  # of those before
+
+
+# Returns the number of one of these listings, which have not ended.
+ChooseListing = Callable[[Mapping[int, Lane]], int]
+
+
 class DataPlane(ABC):
     """Writes tokens into files, and finishes files, while the caller continues. A failure (a disk that stays full, an
     I/O error) is raised by whichever method is called next."""
 
     @abstractmethod
-    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+    def place(
+        self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
+    ) -> list[Future[None]]:
         """Write ranges of a block's tokens where they belong, at the latest when the file is sealed; each placement has
-        a future, which is done when the file may be. After that the tokens are gone: a block is placed once, with all
-        its placements, even if it has none."""
+        a future, which is done when the file may be. After the `last` ones the tokens are gone: every block is placed
+        for the last time once, even if it belongs nowhere."""
 
     @abstractmethod
     def seal(self, segment: Segment) -> Future[str]:
@@ -76,7 +91,9 @@ class InProcessPlane(DataPlane):
     def workers(self) -> int:
         return 0
 
-    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+    def place(
+        self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
+    ) -> list[Future[None]]:
         assert not isinstance(tokens, HeldTokens), "nobody else holds tokens here"
         return write_at_once(self._writer, tokens, placements)
 
@@ -122,14 +139,18 @@ class Executor(DataPlane):
     @abstractmethod
     def encode(
         self,
-        batches: Iterator[Batch],
+        listings: Sequence[Iterator[Batch]],
         on_idle: Callable[[], None] = lambda: None,
         wanted_tokens: Callable[[], int | None] = lambda: None,
+        choose: ChooseListing = min,
     ) -> Generator[EncodedBlock]:
-        """Yield the blocks of all batches, in the batches' order. Each has to be placed, unless it brings its tokens.
-        If the generator is closed, batches that were not yielded yet are dropped. While no block comes, perhaps for as
-        long as an outage, `on_idle` is called now and then. `wanted_tokens` says how many tokens are still missing
-        after the blocks so far, so that little more than that is fetched and encoded; None: all."""
+        """Yield the blocks of all batches, those of each listing in their order. Each has to be placed, unless it
+        brings its tokens. If the generator is closed, batches that were not yielded yet are dropped. While no block
+        comes, perhaps for as long as an outage, `on_idle` is called now and then. `wanted_tokens` says how many tokens
+        are still missing after the blocks so far, so that little more than that is fetched and encoded; None: all.
+
+        Several listings are those of the parts of a mix, in their order. `choose` says which of them is to be read
+        next. Where one has ended, and its last block was yielded, a block without tokens says so (`ends_part`)."""
 
     @property
     @abstractmethod

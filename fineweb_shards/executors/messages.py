@@ -26,7 +26,7 @@ class WorkOrder:
     """An order for a worker: encode this batch, in this way."""
 
     batch: Batch
-    number: int = 0  # of the batch, in the order of the stream
+    number: int = 0  # of the batch, in the order in which they were listed
     first_block: int = 0  # the blocks before it are not needed any more
     skip_digests: frozenset[str] = frozenset()  # SHA-256 of the texts of quarantined documents
     one_by_one: bool = False  # encode one document at a time, because one of them crashes workers
@@ -36,11 +36,18 @@ class WorkOrder:
 
 @dataclass(frozen=True)
 class WriteOrder:
-    """An order for the worker that holds a block's tokens: write them where they belong, then drop them."""
+    """An order for the worker that holds a block's tokens: write these where they belong; after the last order of a
+    block, drop them."""
 
     batch: int
     block: int
     placements: tuple[Placement, ...] = ()
+    last: bool = True
+
+    @property
+    def steps(self) -> int:
+        """How much there is to do: the placements, and to drop the tokens."""
+        return len(self.placements) + self.last
 
 
 def describe_work(work: FileWork | None) -> str:
@@ -132,8 +139,8 @@ class Written:
 
     batch: int
     block: int
-    placements: int  # 1, or 0 if the block belongs nowhere
-    dropped: bool  # it was the last one: the worker has dropped the tokens
+    placements: int  # 1, or 0 if there is none
+    dropped: bool  # it was the last one of the block: the worker has dropped the tokens
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Decide which worker gets which batch, and put the blocks in order: the rules that all executors share.
 
-- Batches are given out in order, finish in any order, and their blocks come out in order.
+- Batches are given out in order, finish in any order, and their blocks come out in order: in a mix, those of each part.
+  What batches of one part have in common is a *lane* here.
 - The tokens of a block stay with the worker that made them, until that worker has written them.
 - The bytes in flight are bounded: a new batch starts only while those that are not written yet hold less than
   the window.
@@ -21,13 +22,14 @@ No I/O: a worker is any hashable handle. Executors start workers, send them orde
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Generic
 
 from fineweb_shards.errors import ShardError, WorkerError
+from fineweb_shards.executors.base import Lane
 from fineweb_shards.executors.messages import WorkOrder, WriteOrder
 from fineweb_shards.executors.task import Death, Task, Worker
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Quarantined
@@ -45,7 +47,7 @@ class _Load:
 
     tasks: deque[Task] = field(default_factory=deque)  # it is encoding the first of them
     held: int = 0  # blocks whose tokens it has
-    ordered: int = 0  # of these, how many it was told to write
+    ordered: int = 0  # steps of orders to write them that are not done
 
     @property
     def is_reserved(self) -> bool:
@@ -66,16 +68,16 @@ class Schedule(Generic[Worker]):
         self._window_bytes = window_bytes
         self._queued_batches = queued_batches  # the most that one worker may have
         self._replace_unreadable = replace_unreadable
-        self._tasks: deque[Task] = deque()  # in order, not yet output; the first is output next
+        # By lane: in order, not yet output; the first is output next.
+        self._tasks: defaultdict[int, deque[Task]] = defaultdict(deque)
+        self.lanes: defaultdict[int, Lane] = defaultdict(Lane)
         self._pending: deque[Task] = deque()  # in order; to be encoded, and no worker has them
         self._unfinished: dict[int, tuple[Task, Worker | None]] = {}  # by number: with the worker that has it
         self._loads: dict[Worker, _Load] = {}
         self._alone: set[Task] = set()  # to be tried while no other worker has work
         self.in_flight_bytes = 0  # the size of all batches that are not yet written
-        self.waiting_bytes = 0  # of those that are not yet output
-        self.output_bytes = 0  # of all that were
         self._batches = 0  # added so far
-        self._digests: dict[int, frozenset[str]] = {}  # by file: of the documents in quarantine
+        self._digests: dict[tuple[int, int], frozenset[str]] = {}  # by part and file: of the documents in quarantine
         self._newly_quarantined = 0  # in this run
         for document in quarantined:
             self._add_digest(document)
@@ -83,7 +85,21 @@ class Schedule(Generic[Worker]):
     @property
     def is_empty(self) -> bool:
         """Whether all blocks of all batches were output."""
-        return not self._tasks
+        return not any(self._tasks.values())
+
+    def was_output(self, lane: int) -> bool:
+        """Return whether all blocks of the batches of a lane were output."""
+        return not self._tasks[lane]
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The size of all batches that are not yet output."""
+        return sum(lane.waiting_bytes for lane in self.lanes.values())
+
+    @property
+    def output_bytes(self) -> int:
+        """The size of all batches that were output."""
+        return sum(lane.output_bytes for lane in self.lanes.values())
 
     @property
     def tries_alone(self) -> bool:
@@ -97,28 +113,27 @@ class Schedule(Generic[Worker]):
         """The number of the batch that is given out next; None if there is none that no worker has."""
         return self._pending[0].number if self._pending else None
 
-    @property
-    def needs_batch(self) -> bool:
-        """Whether a new batch, if there is one, could be given to a worker now."""
+    def needs_batch(self, lane: int = 0) -> bool:
+        """Return whether a new batch of this lane, if there is one, could be given to a worker now."""
         if self._pending or self._is_alone():
             return False
         if not self._unfinished or self.in_flight_bytes < self._window_bytes:
             return True
-        # Who asks for more although all blocks were output holds some back, until it has seen the next ones
-        # (stream/length_limits.py). It bounds by itself how many tokens that may be.
-        return not self._tasks and any(
-            held.order is None for task, _ in self._unfinished.values() for held in task.held.values()
+        # Who asks for more although all blocks of the lane were output holds some back, until it has seen the next ones
+        # (stream/length_limits.py, mix.py). It bounds by itself how many tokens that may be.
+        return not self._tasks[lane] and any(
+            not held.is_placed for task, _ in self._unfinished.values() for held in task.held.values()
         )
 
-    def add(self, batch: Batch) -> None:
-        task = Task(batch, self._batches, is_large=batch.size_bytes > self._window_bytes)
+    def add(self, batch: Batch, lane: int = 0) -> None:
+        task = Task(batch, self._batches, lane, is_large=batch.size_bytes > self._window_bytes)
         self._batches += max(1, len(batch.members))  # so that each file has a number, if it needs one
-        self._tasks.append(task)
+        self._tasks[lane].append(task)
         self._pending.append(task)
         self._unfinished[task.number] = task, None
         self.in_flight_bytes += batch.size_bytes
-        self.waiting_bytes += batch.size_bytes
-        if any(member.file in self._digests for member in batch.members):
+        self.lanes[lane].waiting_bytes += batch.size_bytes
+        if any((member.part, member.file) in self._digests for member in batch.members):
             self._separate(task)
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
@@ -137,7 +152,7 @@ class Schedule(Generic[Worker]):
         if not self._pending:
             return None
         task = self._pending[0]
-        is_later = bool(self._tasks) and self._tasks[0].number < task.number
+        is_later = self._first_of(task.lane) not in (None, task)
         if is_later and (task in self._alone or task.is_large):
             return None  # only once it is the first, so that its blocks can be output
         if task in self._alone:
@@ -151,7 +166,7 @@ class Schedule(Generic[Worker]):
         self._pending.popleft()
         load.tasks.append(task)
         self._unfinished[task.number] = task, worker
-        return task.order(self._digests.get(task.batch.file, frozenset()))
+        return task.order(self._digests.get((task.batch.part, task.batch.file), frozenset()))
 
     def has_work(self, worker: Worker) -> bool:
         """Return whether a worker has a batch to encode, or a block to write."""
@@ -182,7 +197,7 @@ class Schedule(Generic[Worker]):
         order = task.receive_block(index, block)
         if index in task.held:
             load.held += 1
-            load.ordered += order is not None
+            load.ordered += 0 if order is None else order.steps
         return order
 
     def finish(self, worker: Worker, error: ShardError | None = None) -> None:
@@ -194,26 +209,30 @@ class Schedule(Generic[Worker]):
         self._drop_if_finished(task)
 
     def place(
-        self, tokens: HeldTokens, placements: Sequence[Placement]
+        self, tokens: HeldTokens, placements: Sequence[Placement], *, last: bool = True
     ) -> tuple[WriteOrder, Worker | None, list[Future[None]]]:
         """Return the order to write a block, the worker that has its tokens now, and a future for each placement. If
         the tokens are lost, there is no worker, and `receive_block` returns the order when they have been made
         again."""
         task, worker = self._unfinished[tokens.batch]
         held = task.held[tokens.block]
-        held.order = WriteOrder(tokens.batch, tokens.block, tuple(placements))
-        held.futures.extend(Future() for _ in placements)
+        order = WriteOrder(tokens.batch, tokens.block, tuple(placements), last)
+        before = held.order.placements if held.order is not None else ()
+        held.order = replace(order, placements=before + order.placements)
+        futures: list[Future[None]] = [Future() for _ in placements]
+        held.futures.extend(futures)
         if not held.present:
             worker = None
         if worker is not None:
-            self._loads[worker].ordered += 1
-        return held.order, worker, list(held.futures)
+            self._loads[worker].ordered += order.steps
+        return order, worker, futures
 
-    def note_written(self, batch: int, block: int) -> None:
+    def note_written(self, worker: Worker, batch: int, block: int) -> None:
         """Note that the next placement of a block is written: it will not have to be written again."""
         held = self._unfinished[batch][0].held[block]
         assert held.order is not None
         held.order = replace(held.order, placements=held.order.placements[1:])
+        self._loads[worker].ordered -= 1
         written = held.futures.popleft()
         if not written.done():  # another worker may have failed to write it, and died
             written.set_result(None)
@@ -247,19 +266,28 @@ class Schedule(Generic[Worker]):
             self.in_flight_bytes -= task.batch.size_bytes
 
     def _was_output(self, task: Task) -> bool:
-        return not self._tasks or self._tasks[0].number > task.number
+        first = self._first_of(task.lane)
+        return first is None or first.number > task.number
+
+    def _first_of(self, lane: int) -> Task | None:
+        """Return the task of a lane that is output next."""
+        return self._tasks[lane][0] if self._tasks[lane] else None
 
     # Output
 
     @property
     def has_output(self) -> bool:
-        """Whether the first batch has blocks to yield, or is done."""
-        return bool(self._tasks) and (bool(self._tasks[0].blocks) or self._tasks[0].done)
+        """Whether the first batch of a lane has blocks to yield, or is done."""
+        return self._next_output() is not None
+
+    def _next_output(self) -> Task | None:
+        return next((tasks[0] for tasks in self._tasks.values() if tasks and (tasks[0].blocks or tasks[0].done)), None)
 
     def take_output(self) -> Iterator[EncodedBlock]:
-        """Yield the blocks of the first batch that have arrived. If the batch has an error, it is raised after them, so
+        """Yield the blocks of such a batch that have arrived. If the batch has an error, it is raised after them, so
         that everything before the error is packed."""
-        task = self._tasks[0]
+        task = self._next_output()
+        assert task is not None, "there is output"
         while task.blocks:
             block = task.blocks.popleft()
             if task.quarantined:  # before this block
@@ -267,9 +295,9 @@ class Schedule(Generic[Worker]):
                 task.quarantined = []
             yield block
         if task.done:
-            self._tasks.popleft()
-            self.waiting_bytes -= task.batch.size_bytes
-            self.output_bytes += task.batch.size_bytes
+            self._tasks[task.lane].popleft()
+            self.lanes[task.lane].waiting_bytes -= task.batch.size_bytes
+            self.lanes[task.lane].output_bytes += task.batch.size_bytes
             self._drop_if_finished(task)
             if task.error is not None:
                 raise task.error
@@ -277,16 +305,17 @@ class Schedule(Generic[Worker]):
     def abandon_output(self) -> None:
         """Give up all batches that were not output: the stream ends before them. Blocks of which it is known where they
         belong will still be written."""
-        for task in self._tasks:
+        tasks = [task for lane in self._tasks.values() for task in lane]
+        for task in tasks:
             task.abandoned = True
             task.blocks.clear()
             worker = self._unfinished[task.number][1]
-            for index in [index for index, held in task.held.items() if held.order is None]:
+            for index in [index for index, held in task.held.items() if not (held.is_placed or held.futures)]:
                 if task.held.pop(index).present and worker is not None:
                     self._loads[worker].held -= 1
-        dropped = [task for task in self._tasks if not task.held]
+        dropped = [task for task in tasks if not task.held]
         self._tasks.clear()
-        self.waiting_bytes = 0
+        self.lanes.clear()
         for task in dropped:
             task.done = True
             self._drop_if_finished(task)
@@ -354,11 +383,12 @@ class Schedule(Generic[Worker]):
 
     def _separate(self, task: Task) -> None:
         """Replace the batch of several files, of which nothing was output, by a batch for each."""
-        tasks = [Task(batch, task.number + i) for i, batch in enumerate(task.batch.members)]
-        place = self._tasks.index(task)
-        self._tasks.remove(task)
+        tasks = [Task(batch, task.number + i, task.lane) for i, batch in enumerate(task.batch.members)]
+        lane = self._tasks[task.lane]
+        place = lane.index(task)
+        lane.remove(task)
         for i, one in enumerate(tasks):
-            self._tasks.insert(place + i, one)
+            lane.insert(place + i, one)
         del self._unfinished[task.number]
         self._unfinished |= {one.number: (one, None) for one in tasks}
         self._pending.remove(task)
@@ -368,7 +398,8 @@ class Schedule(Generic[Worker]):
         self._pending = deque(sorted({*self._pending, *tasks}, key=lambda task: task.number))
 
     def _add_digest(self, document: Quarantined) -> None:
-        self._digests[document.file] = self._digests.get(document.file, frozenset()) | {document.sha256}
+        place = document.part, document.file
+        self._digests[place] = self._digests.get(place, frozenset()) | {document.sha256}
 
     def _leave_out(self, task: Task, document: Quarantined) -> None:
         """Leave out a document, which crashed the workers of `task`, and start all later batches over."""
@@ -382,9 +413,9 @@ class Schedule(Generic[Worker]):
         if self._newly_quarantined > MAXIMUM_QUARANTINED:
             raise WorkerError(f"More than {MAXIMUM_QUARANTINED} documents crashed their workers: {document.cause}.")
         self._add_digest(document)
-        task.skip_digests = self._digests[document.file]
+        task.skip_digests = self._digests[document.part, document.file]
         self._remove_all_workers()
-        later = [other for other in self._tasks if other.number > task.number]
+        later = [other for other in self._tasks[task.lane] if other.number > task.number]
         for other in later:  # none of their blocks was output
             other.blocks.clear()
             other.lengths.clear()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, Self
@@ -20,7 +20,7 @@ import numpy as np
 
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.events import Observer
-from fineweb_shards.executors.base import Executor, Result
+from fineweb_shards.executors.base import ChooseListing, Executor, Result
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.messages import FileWork
 from fineweb_shards.executors.schedule import Schedule
@@ -160,9 +160,10 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         self._waits = Waits(self._observer)
         unreadable = partial(replace_unreadable, spec.source)
         self._schedule: Schedule[Worker] = Schedule(window_bytes, queued_batches, unreadable, quarantined)
-        self._producer: Producer | None = None
+        self._producers: dict[int, Producer] = {}  # of the listings that have not ended
+        self._choose: ChooseListing = min
         self._cutoff = MaxTokensCutoff(lambda: None)
-        self._ahead = 1  # how many batches to list ahead
+        self._ahead = 1  # how many batches to list ahead, in all
 
     def __enter__(self) -> Self:
         try:
@@ -200,28 +201,36 @@ class ScheduledExecutor(Executor, Generic[Worker]):
 
     def encode(
         self,
-        batches: Iterator[Batch],
+        listings: Sequence[Iterator[Batch]],
         on_idle: Callable[[], None] = lambda: None,
         wanted_tokens: Callable[[], int | None] = lambda: None,
+        choose: ChooseListing = min,
     ) -> Generator[EncodedBlock]:
-        self._cutoff = MaxTokensCutoff(wanted_tokens)
-        producer = self._producer = Producer(batches, self._ahead, self._wake)
+        self._cutoff, self._choose = MaxTokensCutoff(wanted_tokens), choose
+        ahead = max(1, self._ahead // len(listings))
+        producers = {lane: Producer(batches, ahead, self._wake) for lane, batches in enumerate(listings)}
+        self._producers = dict(producers)
         try:
-            while True:
+            while producers:
                 self._give_out()
                 if self._schedule.has_output:
                     yield from self._schedule.take_output()
-                elif self._schedule.is_empty and producer.ended:
-                    if producer.failure is not None:
-                        raise producer.failure
-                    return
-                else:
+                    continue
+                ended = [lane for lane, one in producers.items() if one.ended and self._schedule.was_output(lane)]
+                if not ended:
                     on_idle()
                     self._listen()
+                for lane in ended:
+                    if (failure := producers.pop(lane).failure) is not None:
+                        raise failure
+                    if len(listings) > 1:
+                        nothing = np.empty(0, self._spec.vocabulary.dtype), NO_POSITIONS
+                        yield EncodedBlock(None, None, *nothing, part=lane, ends_part=True)
         finally:
             self._abandon_output()
-            self._producer = None
-            producer.stop()
+            self._producers = {}
+            for producer in producers.values():
+                producer.stop()
 
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
         until = None if longest_seconds is None else time.monotonic() + longest_seconds
@@ -237,14 +246,23 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         self._schedule.abandon_output()
 
     def _take_batch(self) -> bool:
-        """Add the next batch of the listing to the schedule, if there is one now, and if it is needed."""
+        """Add the next batch of a listing to the schedule, if there is one now, and if it is needed."""
         schedule = self._schedule
-        if not schedule.is_empty and self._cutoff.is_met_by(schedule.waiting_bytes, schedule.output_bytes):
-            return False
-        batch = None if self._producer is None or self._producer.ended else self._producer.take()
-        if batch is not None:
-            schedule.add(batch)
-        return batch is not None
+        while self._producers:
+            lane = self._choose({lane: schedule.lanes[lane] for lane in self._producers})
+            if not schedule.needs_batch(lane):
+                return False
+            is_met = self._cutoff.is_met_by(schedule.waiting_bytes, schedule.output_bytes)
+            if is_met and not schedule.was_output(lane):
+                return False
+            producer = self._producers[lane]
+            if (batch := producer.take()) is not None:
+                schedule.add(batch, lane)
+                return True
+            if not producer.ended:
+                return False
+            del self._producers[lane]
+        return False
 
 
 def replace_unreadable(source: Parts, task: Task, death: Death) -> EncodedBlock | WorkerError:

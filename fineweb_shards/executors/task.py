@@ -79,8 +79,13 @@ class HeldBlock:
     """A block whose tokens are not written yet."""
 
     present: bool = True  # a worker has the tokens; False: they have to be made again
-    order: WriteOrder | None = None  # None: it is not known yet where they belong
+    order: WriteOrder | None = None  # what of them is to be written, as far as it is known; None: nothing is known
     futures: deque[Future[None]] = field(default_factory=deque)  # one for each placement of the order
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is known where all of its tokens belong."""
+        return self.order is not None and self.order.last
 
 
 @dataclass(eq=False)
@@ -88,7 +93,8 @@ class Task:
     """A batch, its blocks, and the deaths of workers that encoded it."""
 
     batch: Batch
-    number: int = 0  # in the order of the stream
+    number: int = 0  # in the order in which batches were listed
+    lane: int = 0
     blocks: deque[EncodedBlock] = field(default_factory=deque)  # encoded, not yet output
     lengths: list[int] = field(default_factory=list)  # in tokens, of all blocks that were encoded
     held: dict[int, HeldBlock] = field(default_factory=dict)  # by the number of the block

@@ -18,18 +18,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from fineweb_shards.errors import OutOfNumbersError, UsageError
 from fineweb_shards.layouts.sidecar import INDEX_FOLDER, Sidecar
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import SPLITS, Dtype, ShardRecord, Split, Tokens
+from fineweb_shards.types import SPLITS, Dtype, Positions, ShardRecord, Split, Tokens
 from fineweb_shards.units import show_number_of
 from fineweb_shards.vocabulary import Vocabulary, unsigned_dtype
 
 _DIGITS_FOR_ANY_LENGTH = 6
+Count = TypeVar("Count", int, Positions)  # of tokens or bytes: one, or many
 
 
 class SizedFile(Protocol):
@@ -186,11 +187,11 @@ class ShardFormat:
         """Return the header of a file of `tokens` tokens."""
         return self.layout.header(tokens, self.dtype)
 
-    def size_bytes(self, tokens: int) -> int:
+    def size_bytes(self, tokens: Count) -> Count:
         """Return how many bytes `tokens` tokens take, without the header."""
         return tokens * self.dtype.itemsize
 
-    def offset_bytes(self, tokens: int) -> int:
+    def offset_bytes(self, tokens: Count) -> Count:
         """Return the byte in a file at which the token after the first `tokens` tokens starts."""
         return self.layout.header_bytes + self.size_bytes(tokens)
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import Executor
+from fineweb_shards.executors.base import ChooseListing, Executor, Lane
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.layouts.base import choose_digits
@@ -32,14 +32,16 @@ from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.stream.length_limits import leave_out
+from fineweb_shards.stream.mix import Mixer, MixRule, mix
 from fineweb_shards.stream.packer import Packer
+from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
 from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import make_mender
-from fineweb_shards.types import Cursors, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
+from fineweb_shards.types import Batch, Cursors, EncodedBlock, Quarantined, ShardRecord, ShardSlice
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.monitor import Monitor, StartObserver
 from fineweb_shards.watching.progress import Progress, Total
@@ -51,6 +53,7 @@ QUARANTINE_NAME = "quarantine.jsonl"  # in the work folder
 # Memory of a Ray cluster that a run starts on this machine, for each byte of text that may be in flight: tokens that
 # are not written yet may fill half of it.
 _STORE_COPIES = 2
+_TOKENS_PER_BYTE = 0.2  # of English, until it is measured
 _FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")
 
 
@@ -165,7 +168,7 @@ def _build_rest(
     store = job.output.store
     history = load_history(job.folder)
     history.begin_run(manifest.tokens, job.budget.memory_bytes)
-    progress = Progress(log, screen, history, finished=manifest.shards)
+    progress = Progress(log, screen, history, finished=manifest.shards, parts=manifest.parts)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
     job = replace(job, source=job.source.reopened(progress))
@@ -242,7 +245,8 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     check_disk(plan)
     extent = plan.extent
     total = Total(extent.tokens, exact=extent.exact, limit=job.config.max_tokens)
-    progress.expect(total, job.source.share_before)
+    first_ends = manifest.mix is not None and not manifest.mix.until_all
+    progress.expect(total, partial(job.source.share_before, first_ends=first_ends))
     digits = choose_digits(job.layout, job.output.shard_tokens, extent.tokens, exact=extent.exact)
     if manifest.shards or manifest.digits:
         if extent.exact and extent.tokens:
@@ -272,15 +276,34 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
         progress.finish_shards(records)
         job.source.release_before(end)
 
+    def note_ends(blocks: Iterable[EncodedBlock]) -> Iterator[EncodedBlock]:
+        """Tell where a part of a mix ends, and let its cursor say so."""
+        for block in blocks:
+            if not block.ends_part:
+                yield block
+                continue
+            part = f"part {block.part + 1} ({before.parts[block.part].label})"
+            progress.tell(Event("part", f"{part} has no more documents", loud=False))
+            yield replace(block, end=job.source.ends[block.part])
+
     output = Output(job.output, manifest, executor, disk, add_totals=add_totals, on_record=on_record)
+    eot_first, rule, taken = job.layout.eot_first, manifest.mix, [one.tokens for one in manifest.taken]
+    listings: list[Iterator[Batch]] = [job.source.batches(starts)]
+    choose: ChooseListing = min
+    mixer: Mixer | None = None
+    if rule is not None:
+        mixer = Mixer(rule, starts, taken, eot_first=eot_first, val_files=job.output.split_rule.val_files)
+        listings, choose = job.source.listings(starts), partial(choose_listing, mixer, rule, taken)
     # While no block comes, what is written is recorded all the same: an outage may last for long.
-    encoding = executor.encode(job.source.batches(starts), output.advance, lambda: packer.left_tokens)
+    encoding = executor.encode(listings, output.advance, lambda: packer.left_tokens, choose)
     with contextlib.closing(encoding) as encoded, output:
         told = report_problems(encoded, job, quarantined, disk, progress)
-        mended = mend_seams(told, partial(make_mender, job.vocabulary))
+        mended = mend_seams(note_ends(told), partial(make_mender, job.vocabulary))
         if any(job.length_limits):
-            mended = leave_out(mended, job.length_limits, starts, eot_first=job.layout.eot_first)
-        _place_blocks(job, add_cursors(mended, starts), packer, output, disk, progress)
+            mended = leave_out(mended, job.length_limits, starts, eot_first=eot_first)
+        blocks = add_cursors(mended, starts)
+        sections = map(Section.of, blocks) if mixer is None else mix(blocks, mixer)
+        _place_sections(job, sections, packer, output, disk, progress)
         # Of a segment that is not full no file has its name yet.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):
             raise error
@@ -297,7 +320,7 @@ def report_problems(
     work = job.folder / WORK_FOLDER
 
     def file_name(document: Quarantined) -> str:
-        return job.source.parts[document.part].files[document.file].name
+        return job.source.parts[document.part].file(document.file).name
 
     for block in blocks:
         for problem in block.problems:
@@ -315,8 +338,24 @@ def report_problems(
         yield block
 
 
-def _place_blocks(
-    job: Job, blocks: Iterable[TokenBlock], packer: Packer, output: Output, disk: Disk, progress: Progress
+def choose_listing(mixer: Mixer, rule: MixRule, taken: Sequence[int], lanes: Mapping[int, Lane]) -> int:
+    """Return the part of a mix of which batches are to be read next: the one that is waited for, if nothing of it is
+    under way, else the one that will be the first to lack some. This decides how much has to be held, never the order.
+    `taken` is how many tokens of each part earlier runs have made."""
+    awaited, known = mixer.next_part, mixer.known_tokens
+    if awaited in lanes and not lanes[awaited].waiting_bytes:
+        return awaited
+
+    def expected_key(part: int) -> float:
+        lane, made = lanes[part], known[part] - taken[part]
+        per_byte = made / lane.output_bytes if lane.output_bytes else _TOKENS_PER_BYTE
+        return (known[part] + lane.waiting_bytes * per_byte) / rule.weights[part]
+
+    return min(lanes, key=expected_key)
+
+
+def _place_sections(
+    job: Job, sections: Iterable[Section], packer: Packer, output: Output, disk: Disk, progress: Progress
 ) -> None:
     """Cut the stream into slices of shards and have them written, up to its end or to --max-tokens."""
     begins_shard = True
@@ -333,12 +372,12 @@ def _place_blocks(
                 if left is not None:
                     disk.wait_for(size_bytes(min(left, shard_tokens)))
             begins_shard = part.checkpoint or (begins_shard and not part.tokens)
-            progress.advance(part.tokens, output.segments, part.end)
+            progress.advance(part.tokens, output.segments, part.end, part.taken)
             yield part
 
     if packer.ended:
         return
-    for block in blocks:
-        output.add(block.tokens, watched(packer.pack(block)))
+    for section in sections:
+        output.add(section, watched(packer.pack(section)))
         if packer.ended:
             return

@@ -36,7 +36,7 @@ from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.store.manifest import PART_SETTINGS
 from fineweb_shards.store.opening import open_store, scratch_folder
 from fineweb_shards.store.store import Store
-from fineweb_shards.stream.mix import MOST_WEIGHT, MixRule
+from fineweb_shards.stream.mix import ALL_EXHAUSTED, FIRST_EXHAUSTED, MOST_WEIGHT, MixRule
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.tokenizers import ENGINES
@@ -65,7 +65,6 @@ def _setting(
 
 
 DEFAULT_SHARD_TOKENS = 100_000_000
-MIX_UNTIL = ("first-exhausted", "all-exhausted")  # the default first
 _OF_DATASET = ("dataset", "name", "split", "revision")
 PART_KEYS = ("input", "val_input", *PART_SETTINGS)  # what a part of the input may have of its own
 _COUNT: Any = {"parse": parse_count, "metavar": "N"}
@@ -122,8 +121,8 @@ class Config:
         1, "read the documents of a part N times, front to back; for several datasets once, or once for each",
         bytes_=True, one_per_part=True, **_COUNT)
     mix_until: str | None = _setting(
-        None, f"a mix ends when the first part runs out, or the others continue without it (default: {MIX_UNTIL[0]})",
-        choices=MIX_UNTIL, bytes_=True)
+        None, f"a mix ends when the first part runs out, or the others continue without it (default: {FIRST_EXHAUSTED})",
+        choices=(FIRST_EXHAUSTED, ALL_EXHAUSTED), bytes_=True)
     download: bool = _setting(False, "fetch whole files ahead instead of streaming parts of them")
     keep_downloads: bool = _setting(False, "don't delete downloaded files after use")
     max_outage: int = _setting(
@@ -229,7 +228,7 @@ class Config:
     def mix(self) -> MixRule | None:
         """How the parts are mixed; None: one after the other."""
         weights = [int(part.weight) for part in self.part_configs if part.weight is not None]
-        return MixRule(tuple(weights), self.mix_until == "all-exhausted") if weights else None
+        return MixRule(tuple(weights), self.mix_until == ALL_EXHAUSTED) if weights else None
 
     def _with_dataset(self) -> Config:
         """Return the settings of a part with the dataset that its input names by an address; in place of a config and a
@@ -274,7 +273,7 @@ class Config:
         """Return the settings that change the output, for the manifest."""
         fields = (field for field in dataclasses.fields(self) if field.metadata["bytes"])
         values = {field.name: getattr(self, field.name) for field in fields}
-        defaults = {"shard_tokens": DEFAULT_SHARD_TOKENS, "mix_until": MIX_UNTIL[0]}
+        defaults = {"shard_tokens": DEFAULT_SHARD_TOKENS, "mix_until": FIRST_EXHAUSTED}
         return {**values, **{name: getattr(self, name) or default for name, default in defaults.items()}}
 
     @property

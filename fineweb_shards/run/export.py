@@ -37,6 +37,7 @@ from fineweb_shards.store.opening import missing_manifest_error
 from fineweb_shards.store.resume_rules import add_index, check_settings, trim_to_whole_files
 from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.boundaries import NO_POSITIONS, Span
+from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.system.own_files import WORK_FOLDER
@@ -187,9 +188,11 @@ def _copy(source: ExportSource, spec: OutputSpec, manifest: Manifest, disk: Disk
         contextlib.closing(plane),
         Output(spec, manifest, plane, disk) as output,
     ):  # fmt: skip
-        for block in _blocks(source, manifest.end[0].position, eot_first=spec.layout.eot_first):
-            slices = list(packer.pack(block))  # without tokens after the limit
-            output.add(block.tokens, slices)
+        end = manifest.end[0]
+        for block in _blocks(source, end.position + end.skip_tokens, eot_first=spec.layout.eot_first):
+            section = Section.of(block)
+            slices = list(packer.pack(section))  # without tokens after the limit
+            output.add(section, slices)
             bar.update(size_bytes(sum(part.tokens for part in slices)))
         return output.finish()
 

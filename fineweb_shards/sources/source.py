@@ -1,7 +1,7 @@
 """Define what a run reads: a source is an ordered list of files, each read by its format where it is.
 
-The input of a run has one or more parts, each a source of its own with its own settings, read one after the other. A
-place in the stream is a cursor for each part, so that nothing after this assumes an order of the parts: only
+The input of a run has one or more parts, each a source of its own with its own settings, read one after the other or
+mixed. A place in the stream is a cursor for each part, so that nothing after this assumes an order of the parts: only
 `Parts.batches` does.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, groupby, islice
 
 from fineweb_shards.errors import BadFileError, NetworkError
@@ -44,6 +45,20 @@ class Source:
     files: tuple[InputFile, ...]
     settings: ReadSettings
     readers: dict[tuple[str, str], Format] = field(repr=False)  # by place and format
+    epochs: int = 1  # how many times all files that are not for validation are read
+
+    @property
+    def file_count(self) -> int:
+        """How many files are read, each as often as it is. Their numbers go on from epoch to epoch."""
+        return self.val_files + self.epochs * (len(self.files) - self.val_files)
+
+    def file(self, number: int) -> InputFile:
+        """Return the file of this number, in whichever epoch."""
+        if number < len(self.files):
+            return self.files[number]
+        first = self.val_files
+        again = self.files[first + (number - first) % (len(self.files) - first)]
+        return replace(again, index=number)
 
     def batches(self, start: Cursor, end_file: int | None = None) -> Iterator[Batch]:
         """Yield all batches from the cursor on, up to a file or to the end; of small files, several in one.
@@ -51,7 +66,8 @@ class Source:
         Which ones depends on where it begins, but not if it begins with a batch of an earlier run, as every cursor in a
         manifest does: so a resume ends with the same cursors.
         """
-        for kind, files in groupby(self.files[start.file : end_file], self._joined_kind):
+        numbers = range(start.file, self.file_count if end_file is None else end_file)
+        for kind, files in groupby(map(self.file, numbers), self._joined_kind):
             batches = chain.from_iterable(self._batches_or_problem(file, start) for file in files)
             yield from batches if kind is None else _join_small(batches, self.settings.batch_bytes)
 
@@ -67,7 +83,7 @@ class Source:
         """Yield the batches of one file; with `--on-bad-file skip`, a problem instead of an error."""
         reader = self.reader_of(file)
         # Have this file and the next ones prepared, as far as they are in the same place.
-        following = self.files[file.index : file.index + _EXPECTED_FILES]
+        following = [self.file(i) for i in range(file.index, min(file.index + _EXPECTED_FILES, self.file_count))]
         here = [one for one in following if one.place == file.place and one.problem is None]
         reader.place.expect(here)
         reader.expect([one for one in here if one.format == file.format and reader.place.has(one)])
@@ -106,7 +122,7 @@ class Source:
             counts = Counts(bad_parts=1)
             yield TextChunk(NO_TEXTS, start, end, counts=counts, problems=(batch.problem,))
             return
-        file = self.files[batch.file]
+        file = self.file(batch.file)
         reader = self.reader_of(file)
         read: list[int] = []  # the number of documents in each chunk that was passed on
         try:
@@ -134,7 +150,7 @@ class Source:
     def fetch_again(self, batch: Batch, *, damaged: bool = False) -> bool:
         """Have a batch that was just read fetched again, because it is damaged or looks so; False if that would change
         nothing, and the file is to blame."""
-        file = self.files[batch.file]
+        file = self.file(batch.file)
         if not file.is_remote or batch.payload is not None:
             return False
         reader = self.reader_of(file)
@@ -147,7 +163,7 @@ class Source:
     def prefetch(self, batch: Batch) -> None:
         """Fetch the batch's bytes ahead, if its format has to fetch them."""
         if batch.problem is None and batch.payload is None:
-            file = self.files[batch.file]
+            file = self.file(batch.file)
             self.reader_of(file).prefetch(file, batch)
 
     def reopened(self, observer: Observer | None = None) -> Source:
@@ -158,19 +174,27 @@ class Source:
 
     def share_before(self, place: Cursor) -> float | None:
         """Return the share of the input's bytes that is before a cursor, from 0 to 1; None if unknown."""
-        if place.file >= len(self.files):
+        if place.file >= self.file_count:
             return 1.0
-        file = self.files[place.file]
+        file = self.file(place.file)
         share = self.reader_of(file).share_before(file, place.position)
-        if share is None or not self.size_bytes:
+        if share is None or not self.read_bytes:
             return None
-        before = sum(earlier.size_bytes for earlier in self.files[: place.file])
-        return (before + share * file.size_bytes) / self.size_bytes
+        return (self._bytes_before(place.file) + share * file.size_bytes) / self.read_bytes
+
+    def _bytes_before(self, number: int) -> int:
+        first = self.val_files
+        epochs, rest = divmod(max(0, number - first), max(1, len(self.files) - first))
+        sizes = [file.size_bytes for file in self.files]
+        return sum(sizes[: min(first, number)]) + epochs * sum(sizes[first:]) + sum(sizes[first : first + rest])
 
     def release_before(self, index: int) -> None:
-        """Release the files before `index`: all their documents are in finished shards."""
+        """Release the files before `index`, unless they are read again: all their documents are in finished shards."""
+        # Of the files from `index` on, those of one epoch are enough.
+        needed = {self.file(number).path for number in range(index, min(self.file_count, index + len(self.files)))}
+        done = [file for file in map(self.file, range(min(index, len(self.files)))) if file.path not in needed]
         for name, place in {name: reader.place for (name, _), reader in self.readers.items()}.items():
-            place.release([file for file in self.files[:index] if file.place == name])
+            place.release([file for file in done if file.place == name])
 
     def close(self) -> None:
         for reader in self.readers.values():
@@ -181,6 +205,11 @@ class Source:
         return sum(file.size_bytes for file in self.files)
 
     @property
+    def read_bytes(self) -> int:
+        """The size of all files, each as often as it is read."""
+        return self._bytes_before(self.file_count)
+
+    @cached_property
     def val_files(self) -> int:
         """How many files, the first ones, are for validation only."""
         return sum(file.for_validation for file in self.files)
@@ -272,11 +301,15 @@ class Parts:
 
     @property
     def ends(self) -> Cursors:
-        return tuple(Cursor(len(part.files), 0) for part in self.parts)
+        return tuple(Cursor(part.file_count, 0) for part in self.parts)
 
     @property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(part.read_bytes for part in self.parts)
 
     @property
     def is_remote(self) -> bool:
@@ -292,7 +325,7 @@ class Parts:
 
     def file_of(self, batch: Batch) -> InputFile:
         """Return the file of a batch; the first one, if it has several."""
-        return self.of(batch).files[batch.file]
+        return self.of(batch).file(batch.file)
 
     def batches(self, starts: Cursors) -> Iterator[Batch]:
         """Yield all batches from the cursors on: the files for validation of all parts, then the others, one part after
@@ -304,6 +337,11 @@ class Parts:
         for number, (part, start) in listed:
             first = start if start.file >= part.val_files else Cursor(part.val_files, 0)
             yield from _numbered(part.batches(first), number)
+
+    def listings(self, starts: Cursors) -> list[Iterator[Batch]]:
+        """Return the batches of each part from its cursor on, for a mix."""
+        listed = enumerate(zip(self.parts, starts, strict=True))
+        return [_numbered(part.batches(start), number) for number, (part, start) in listed]
 
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
         return self.of(batch).chunks(batch)
@@ -317,17 +355,20 @@ class Parts:
     def reopened(self, observer: Observer | None = None) -> Parts:
         return Parts(tuple(part.reopened(observer) for part in self.parts))
 
-    def share_before(self, places: Cursors) -> float | None:
-        """Return the share of the input's bytes that is before a place, from 0 to 1; None if unknown."""
+    def share_before(self, places: Cursors, *, first_ends: bool = False) -> float | None:
+        """Return the share of the input's bytes that is before a place, from 0 to 1; None if unknown. `first_ends`: the
+        first part to end is the end of the input."""
         shares = [part.share_before(place) for part, place in zip(self.parts, places, strict=True)]
         if len(shares) == 1:
             return shares[0]
+        if first_ends:
+            return max((share for share in shares if share is not None), default=None)
         read = 0.0
         for part, place, share in zip(self.parts, places, shares, strict=True):
             if share is None and place != Cursor(0, 0):
                 return None
-            read += (share or 0.0) * part.size_bytes
-        return read / self.size_bytes if self.size_bytes else None
+            read += (share or 0.0) * part.read_bytes
+        return read / self.read_bytes if self.read_bytes else None
 
     def release_before(self, places: Cursors) -> None:
         for part, place in zip(self.parts, places, strict=True):

@@ -24,21 +24,23 @@ from fineweb_shards.layouts.base import Layout, Numbering, ShardFormat, tokens_o
 from fineweb_shards.layouts.sidecar import DocumentIndex, Sidecar
 from fineweb_shards.store import manifest_checks as checks
 from fineweb_shards.store.store import Store
+from fineweb_shards.stream.mix import ALL_EXHAUSTED, MixRule
 from fineweb_shards.stream.packer import PackedTotals
 from fineweb_shards.stream.split import SplitRule, make_split_rule
 from fineweb_shards.system.durable import is_lock_name, output_error
 from fineweb_shards.system.json_values import expect, get, make, parse_object
 from fineweb_shards.system.own_files import WORK_FOLDER, read_file
 from fineweb_shards.tokenizers.vocabulary_files import FILE_NAMES
-from fineweb_shards.types import Counts, Cursor, Cursors, Quarantined, ShardRecord
+from fineweb_shards.types import Counts, Cursor, Cursors, Quarantined, ShardRecord, Taken
 from fineweb_shards.units import show_number_of
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 FILE_NAME = "manifest.json"
 MOST_BYTES = 256 * 2**20  # that of FineWeb-Edu's 2,410 files has 7.5 MB at the end; a million files fit
 FORMAT_VERSION = 4
+_MIX_FORMAT = 5  # with weights or epochs: an older program would continue with another stream
 # Formats that can be read; a folder that was begun with an older one is saved in the newest.
-_READABLE_FORMATS = (2, 3, FORMAT_VERSION)
+_READABLE_FORMATS = (2, 3, FORMAT_VERSION, _MIX_FORMAT)
 _RENAMED_SINCE_2 = {"inside": "starts_mid_document", "wrong_claims": "token_count_mismatches"}
 _FIELDS = (
     "checksum", "vocabulary", "settings", "commit", "versions", "totals", "effort", "quarantined", "shards",
@@ -61,6 +63,16 @@ class InputPart:
     settings: dict[str, Any]  # those of PART_SETTINGS
     files: list[dict[str, Any]]
     commit: str | None = None  # of a dataset on the hub: a resume uses the same one
+
+    @property
+    def epochs(self) -> int:
+        """How many times it is read, except for its files for validation."""
+        return self.settings.get("epochs") or 1
+
+    @property
+    def file_count(self) -> int:
+        """How many files are read, each as often as it is."""
+        return sum(1 if file.get("for_validation") else self.epochs for file in self.files)
 
     @property
     def label(self) -> str:
@@ -109,6 +121,10 @@ class Manifest:
         return [file for part in self.parts for file in part.files]
 
     @property
+    def has_epochs(self) -> bool:
+        return any(part.epochs > 1 for part in self.parts)
+
+    @property
     def layout(self) -> Layout:
         return get_layout(self.settings["layout"])
 
@@ -140,6 +156,24 @@ class Manifest:
     def end(self) -> Cursors:
         """The place in the stream where the next shard begins."""
         return self.shards[-1].end if self.shards else tuple(Cursor(0, 0) for _ in self.parts)
+
+    @property
+    def mix(self) -> MixRule | None:
+        """How the parts are mixed; None: they come one after the other."""
+        weights = [part.settings.get("weight") for part in self.parts]
+        if None in weights or "exported_from" in self.settings:
+            return None
+        return MixRule(
+            tuple(weight for weight in weights if weight is not None),
+            until_all=self.settings.get("mix_until") == ALL_EXHAUSTED,
+        )
+
+    @property
+    def taken(self) -> tuple[Taken, ...]:
+        """How much a mix has taken of each part where the next shard begins; nothing if there is no mix."""
+        if self.shards:
+            return self.shards[-1].taken
+        return tuple(Taken() for _ in self.parts) if self.mix else ()
 
     def append(self, *records: ShardRecord) -> Manifest:
         """Return a manifest with the records of one more checkpoint, which all have the same end."""
@@ -180,7 +214,7 @@ class _ListText:
         """Return the text of these items."""
         if self._items != list(items[: len(self._items)]):  # quick, because most are the same objects
             self._items, self._texts = [], []
-        self._texts += [_Text.of(asdict(item), depth=2) for item in items[len(self._items) :]]
+        self._texts += [_Text.of(_to_json(item), depth=2) for item in items[len(self._items) :]]
         self._items = list(items)
         if not items:
             return _Text(b"[]", b"[]")
@@ -206,7 +240,7 @@ class ManifestFile:
             **({"run": run_id} if run_id else {}),
         }
         fields = {
-            "format": _Text.of(FORMAT_VERSION),
+            "format": _Text.of(_MIX_FORMAT if manifest.mix or manifest.has_epochs else FORMAT_VERSION),
             "vocabulary": _Text.of(_vocabulary_to_json(manifest.shard_format)),
             "settings": _Text.of(manifest.settings),
             "digits": _Text.of(manifest.digits),
@@ -231,6 +265,13 @@ class ManifestFile:
                 "Join small input files, or raise --shard-tokens.",
             )
         self._store.save_manifest(data)
+
+
+def _to_json(item: ShardRecord | InputPart) -> dict[str, Any]:
+    values = asdict(item)
+    if not values.get("taken", True):  # only a mix has it
+        del values["taken"]
+    return values
 
 
 def save_manifest(manifest: Manifest, store: Store) -> None:
@@ -384,8 +425,9 @@ def _check(manifest: Manifest) -> None:
     except UsageError as error:
         raise ValueError(error.message) from None
     checks.check_records(manifest.shards, numbering, shard_format)
-    lengths = [len(one) for one in files]
+    lengths = [part.file_count for part in manifest.parts]
     checks.check_cursors([record.end for record in manifest.shards], lengths)
+    checks.check_taken([record.taken for record in manifest.shards], len(lengths) if manifest.mix else 0)
     checks.check_quarantined(manifest.quarantined, lengths)
     if min(manifest.seconds, manifest.peak_memory_bytes, manifest.digits) < 0 or manifest.digits > 18:
         raise ValueError("seconds, peak_memory_bytes or digits is out of range")

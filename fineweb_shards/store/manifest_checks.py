@@ -17,7 +17,7 @@ from typing import Any
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.base import Numbering, ShardFormat
 from fineweb_shards.system.json_values import expect, get
-from fineweb_shards.types import SPLITS, Counts, Cursor, Cursors, Quarantined, ShardRecord
+from fineweb_shards.types import SPLITS, Counts, Cursor, Cursors, Quarantined, ShardRecord, Taken
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _get_place = operator.attrgetter("file", "position", "skip_tokens")
@@ -97,6 +97,18 @@ def check_cursors(ends: Sequence[Cursors], files: Sequence[int]) -> None:
             if here != before and _get_place(here) <= _get_place(before):
                 raise ValueError(f"a cursor goes back (to file {here.file}, position {here.position})")
         last = end
+
+
+def check_taken(records: Sequence[Sequence[Taken]], parts: int) -> None:
+    """Check that what a mix has taken of each of its `parts` only grows; 0: there is no mix."""
+    last = (Taken(),) * parts
+    for taken in records:
+        if len(taken) != parts:
+            raise ValueError(f"a record says of {len(taken)} parts how much was taken, where {parts} are mixed")
+        for here, before in zip(taken, last, strict=True):
+            if here.tokens < before.tokens or here.documents < before.documents:
+                raise ValueError(f"less of a part was taken than before ({here.tokens:,} tokens)")
+        last = tuple(taken)
 
 
 def check_quarantined(documents: Sequence[Quarantined], files: Sequence[int]) -> None:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -127,13 +128,9 @@ class TokenWriter:
 
     def write(self, tokens: Tokens, placement: Placement) -> None:
         """Write ranges of tokens where they belong."""
-        parts = [tokens[begin:end] for begin, end in placement.ranges.tolist()]
-        data = self._format.to_bytes(parts[0] if len(parts) == 1 else np.concatenate(parts))
-        path, offset = placement.path, placement.offset
-        while data:  # a write may be short
-            written = self._disk.attempt(partial(self._write_some, path, offset, data))
-            offset, data = offset + written, data[written:]
-            self._unsynced_bytes += written
+        path, writes = placement.path, deque(self._divide(tokens, placement))
+        self._unsynced_bytes += sum(len(data) for _, data in writes)
+        self._disk.attempt(partial(self._write_all, path, writes))
         if self._unsynced_bytes >= SYNC_EVERY_BYTES:
             self._unsynced_bytes = 0
             self._sync(path)
@@ -150,11 +147,30 @@ class TokenWriter:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def _write_some(self, path: str, offset: int, data: memoryview) -> int:
+    def _divide(self, tokens: Tokens, placement: Placement) -> Iterator[tuple[int, memoryview]]:
+        """Yield what to write, and the byte from which on; ranges that follow one another in the file are one."""
+        first, last = int(placement.ranges[0, 0]), int(placement.ranges[-1, 1])
+        data = self._format.to_bytes(tokens[first:last])
+        spans = self._format.size_bytes(placement.ranges - first)
+        ends = placement.offsets + spans[:, 1] - spans[:, 0]
+        bounds = [0, *(np.flatnonzero(placement.offsets[1:] != ends[:-1]) + 1).tolist(), len(spans)]
+        offsets, rows = placement.offsets.tolist(), spans.tolist()
+        for start, stop in pairwise(bounds):
+            parts = [data[begin:end] for begin, end in rows[start:stop]]
+            yield offsets[start], parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+    def _write_all(self, path: str, writes: deque[tuple[int, memoryview]]) -> None:
+        """Write these, each of which is taken away once it is written: what is left is tried again."""
         with output_errors(Path(path)):
             file = self._open(path)
-            os.lseek(file, offset, os.SEEK_SET)  # not `pwrite`, which Windows lacks
-            return os.write(file, data)
+            while writes:
+                offset, data = writes[0]
+                os.lseek(file, offset, os.SEEK_SET)  # not `pwrite`, which Windows lacks
+                written = os.write(file, data)
+                if written < len(data):
+                    writes[0] = offset + written, data[written:]
+                else:
+                    writes.popleft()
 
     def _sync(self, path: str) -> None:
         with output_errors(Path(path)):

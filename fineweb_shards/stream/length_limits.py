@@ -106,6 +106,8 @@ def leave_out(
         part = block.part
         if block.ends_part:
             yield from end(part)
+            yield block
+            continue
         held[part].append(_divide(block, limits[part], currents[part], eot_first=eot_first))
         current = held[part][-1].last
         if current is not None and eot_first and not block.ends_mid_document:

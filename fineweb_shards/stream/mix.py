@@ -1,22 +1,31 @@
 """Order the documents of several parts by tokens: always the next one of the part that is furthest behind. No I/O.
 
-Part i has the weight w_i, and t_i of its tokens were taken so far, EOTs included. The next document comes from the part
-with the smallest t_i / w_i, of equal ones from the first. So a document's *key* is the tokens of its part before it,
-divided by the weight, and the stream is all documents sorted by (key, number of the part).
+Part i has the weight w_i, and t_i of its tokens have been taken, EOTs included. The next document comes from the part
+with the smallest t_i / w_i; of equal ones, from the first. So a document's *key* is the number of tokens of its part
+before it, divided by the weight, and the stream is all documents sorted by (key, number of the part). This is known as
+start-time fair queueing.
 
-**No part is off its share by more than one of its documents.** Let a document of part i with the key k have been taken
-last, and j be any part. What it took before its last document was taken at a key of at most k, as keys only grow, so
-t_j less that document is at most w_j k. And its next document was not taken yet, so t_j is at least w_j k. So t_j / w_j
-is between k and k plus one document of part j over w_j, for every part, and in the middle of a document as well.
+**A part is ahead of its share by less than one of its own documents, and behind it by at most its share of one document
+of each other part.** Look at the stream after any token. Let k be the key of that token's document, and d_j the length
+of the last document that was taken of part j, in whole or in part. Keys are taken in ascending order, so
 
-Whole blocks are ordered at once: what is known of every part is sorted up to the *horizon*, which is the smallest key
-of a document that is not known yet. Whatever has a smaller key can't be overtaken any more. The part at the horizon is
-the one to wait for (`next_part`). A document that is longer than its block is passed on piece by piece: all its pieces
-have its key, and the horizon stays there until its end is known.
+    (t_j - d_j) / w_j <= k    that document's key was at most k (its key is this, or more if its end is still to come)
+    t_j / w_j >= k            the next document's key is at least k; if none has been taken, both are 0
+
+Let T be the sum of all t and W that of all w: the share of part j is w_j T / W. By the second line every other part has
+at least w_i k tokens, and by the first one k is at least (t_j - d_j) / w_j. So T >= t_j + (W - w_j) (t_j - d_j) / w_j,
+or: t_j exceeds the share by at most d_j (1 - w_j / W). By the first line every other part has at most w_i k + d_i, and
+by the second one k is at most t_j / w_j. So T <= W t_j / w_j + (the sum of the other d_i), or: the share exceeds t_j by
+at most w_j / W times that sum. This holds until a part runs out.
+
+Whole blocks are ordered at once: all that is known is sorted up to the *horizon*, the smallest key that a document
+which is not known yet may have. Nothing can come before what has a smaller key. The part at the horizon is the one to
+wait for (`next_part`). A document that is longer than its block is passed on piece by piece: all its pieces have its
+key, and its part's horizon stays there until its end is known.
 
 The order is a function of the documents and the weights alone: neither the sizes of blocks nor the order in which they
-arrive changes it. What a run needs to continue is each part's cursor and t_i. If it begins in the middle of a document,
-that one was being taken, and goes on first.
+arrive can change it. To resume, each part's cursor and t_i are enough. Only one part can be in the middle of a document
+there: that one was being taken, and continues before all others.
 """
 
 from __future__ import annotations
@@ -29,15 +38,17 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.stream.section import Section, is_safe_end
+from fineweb_shards.stream.section import Section, cut_ranges, kept_ranges
 from fineweb_shards.types import Cursors, Positions, TokenBlock
 
 MOST_WEIGHT = 10**6
-# Two keys that differ do so by at least 1/w_i w_j, which is more than 2^-40: so 40 bits of the fraction, rounded down,
-# decide as the fractions do. The whole part, counted from the smallest, has the bits above them.
+# When the stream ends; as in `datasets.interleave_datasets`.
+FIRST_EXHAUSTED, ALL_EXHAUSTED = "first-exhausted", "all-exhausted"
+# Different keys differ by at least 1 / w_i w_j, which is more than 2^-40. So their integer parts and 40 bits of the
+# fractions, rounded down, compare as the keys do. Integer parts are counted from the smallest, and have the other bits.
 _FRACTION_BITS = 40
-_MOST_WHOLE = 1 << 62 - _FRACTION_BITS
-_BEFORE_ALL = -1  # the tokens before the rest of a document with which a run begins
+_INTEGER_LIMIT = 1 << 62 - _FRACTION_BITS
+_BEFORE_ALL = -1  # as tokens before a document: of the one in whose middle a run may begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,94 +65,93 @@ class MixRule:
 
 @dataclass(slots=True)
 class _Pieces:
-    """The kept tokens of a block, a piece for each document."""
+    """What is kept of a block, a piece for each document."""
 
     block: TokenBlock
     begins: Positions
     ends: Positions
-    keys: Positions  # the tokens of the part before the document that a piece belongs to
+    before: Positions  # tokens of the part before the document that a piece belongs to: its key times the weight
     has_eot: NDArray[np.bool_]
-    done: int = 0  # pieces that are passed on
+    taken: int = 0  # pieces
 
     @property
-    def last_end(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
+    def is_finished(self) -> bool:
+        return self.taken == len(self.before)
 
 
 @dataclass(slots=True)
-class _Part:
-    """What is known of one part, and not passed on."""
+class _Queue:
+    """What is known of one part, and not taken."""
 
     weight: int
     eot_first: bool
-    tokens: int  # all that are known, those taken by earlier runs included
-    begun: bool  # it is known whether it begins in the middle of a document
-    open_key: int | None = None  # of the last document, whose end is not known; None: it has ended
-    mid_document: bool = False  # its last token is not the end of a document: with EOT last
+    tokens: int  # that are known, with those that earlier runs have taken
+    # Tokens before the last document, if it may continue in the next block; None: the next kept token begins one.
+    open_before: int | None
+    mid_document: bool  # with EOT last: whether the next token, kept or not, continues a document
     ended: bool = False
     waiting: deque[_Pieces] = field(default_factory=deque)
-    # Blocks that are passed on, whose end must not be a cursor: see `is_safe_end`.
-    unsafe: list[TokenBlock] = field(default_factory=list)
 
     @property
     def horizon(self) -> int:
-        """The key up to which everything is known."""
-        if not self.begun:
-            return _BEFORE_ALL
-        return self.tokens if self.open_key is None else self.open_key
+        """The smallest key, times the weight, that a token of the next block may have."""
+        return self.tokens if self.open_before is None else self.open_before
+
+    def first(self) -> int | None:
+        """Return the integer part of the smallest key that is not taken."""
+        return next((int(one.before[one.taken]) // self.weight for one in self.waiting if not one.is_finished), None)
 
     def add(self, block: TokenBlock) -> None:
-        if block.ends_part:
-            self.ended, self.begun, self.open_key = True, True, None
-        pieces = self._divide(block)
-        self.waiting.append(pieces)
-        length = len(block.tokens)
-        if not length:
-            return
-        if len(pieces.begins):
-            self.begun = True
-            self.tokens += int((pieces.ends - pieces.begins).sum())
-        last_is_eot = len(block.eots) > 0 and int(block.eots[-1]) == length - 1
-        self.mid_document = not last_is_eot
-        goes_on = block.ends_mid_document if self.eot_first else not last_is_eot
-        self.open_key = int(pieces.keys[-1]) if goes_on and pieces.last_end == length else None
-
-    def _divide(self, block: TokenBlock) -> _Pieces:
         length, eots = len(block.tokens), block.eots
-        ranges = np.array([(0, length)] if length else [], np.int64) if block.kept is None else block.kept
-        begins, ends = ranges.reshape(-1, 2).T
-        cuts = eots if self.eot_first else eots + 1
-        holder = np.searchsorted(ends, cuts, side="right")
-        inside = holder < len(ends)
-        inside[inside] &= begins[holder[inside]] < cuts[inside]
-        edges = np.sort(np.concatenate([begins, ends, cuts[inside], cuts[inside]]), kind="stable")
-        begins, ends = edges[::2], edges[1::2]
-        has_eot = _is_in(begins if self.eot_first else ends - 1, eots)
-        keys = self.tokens + np.cumsum(ends - begins) - (ends - begins)
+        starts = eots if self.eot_first else eots + 1
+        begins, ends = cut_ranges(kept_ranges(block), starts).T
+        lengths = ends - begins
+        before = self.tokens + np.cumsum(lengths) - lengths
+        has_eot = np.ones(len(begins), np.bool_)
+        was_mid_document = self.mid_document
+        if length:
+            self.mid_document = not _has(eots, length - 1)
         if len(begins):
-            first = int(begins[0])
+            begin = int(begins[0])
+            continues = not _has(starts, begin) and (self.eot_first or begin > 0 or was_mid_document)
+            if continues:
+                assert self.open_before is not None, "a document continues that has ended"
+                before[0] = self.open_before
+            is_open = int(ends[-1]) == length and (block.ends_mid_document if self.eot_first else self.mid_document)
+            self.open_before = int(before[-1]) if is_open else None
+            # Only the first or the last piece may be without its document's EOT.
             if self.eot_first:
-                goes_on = not has_eot[0]
+                has_eot[0] = not continues
             else:
-                goes_on = not _is_in(begins[:1] - 1, eots)[0] if first else self.mid_document
-            if goes_on:
-                keys[0] = _BEFORE_ALL if self.open_key is None else self.open_key
-        return _Pieces(block, begins, ends, keys, has_eot)
+                has_eot[-1] = not is_open
+            self.tokens += int(lengths.sum())
+        if block.ends_part:
+            self.ended, self.open_before = True, None
+        self.waiting.append(_Pieces(block, begins, ends, before, has_eot))
+
+    def take(self, most: int) -> Iterator[tuple[_Pieces, slice]]:
+        """Yield the next blocks, and which of their pieces have at most `most` tokens before their documents."""
+        while self.waiting:
+            one = self.waiting[0]
+            begin, one.taken = one.taken, int(np.searchsorted(one.before, most, side="right"))
+            if begin < one.taken or one.is_finished:
+                yield one, slice(begin, one.taken)
+            if not one.is_finished:
+                return
+            self.waiting.popleft()
 
 
-def _is_in(places: Positions, eots: Positions) -> NDArray[np.bool_]:
-    """Return for each place whether an EOT is there."""
-    if not len(eots):
-        return np.zeros(len(places), bool)
-    found = np.searchsorted(eots, places).clip(max=len(eots) - 1)
-    return np.equal(eots[found], places)
+def _has(places: Positions, place: int) -> bool:
+    """Return whether a place is among some that are ascending."""
+    number = int(np.searchsorted(places, place))
+    return number < len(places) and int(places[number]) == place
 
 
 class Mixer:
-    """Takes blocks of all parts in any order (`add`) and passes their documents on in the order of the mix (`take`).
+    """Takes blocks of all parts in any order (`add`) and returns their documents in the order of the mix (`take`).
 
-    It begins at `starts`, after it has taken `taken` tokens of each part. The first `val_files` files of the parts are
-    for validation; they come first, one part after the other, and don't count."""
+    It begins at `starts`, after `taken` tokens of each part. The first `val_files` files of each part are for
+    validation; they come first, one part after the other, and don't count."""
 
     def __init__(
         self,
@@ -155,52 +165,43 @@ class Mixer:
         self._rule = rule
         self._eot_first = eot_first
         self._val_files = val_files or (0,) * len(starts)
-        self._parts = [
-            _Part(
-                weight,
-                eot_first,
-                tokens,
-                begun=not (start.skip_tokens or start.starts_mid_document),
-                mid_document=start.starts_mid_document,
-            )
-            for weight, tokens, start in zip(rule.weights, taken, starts, strict=True)
-        ]
-        # Of each part whose files for validation are not all passed on: their blocks, and whether these are all.
-        self._validation: dict[int, deque[TokenBlock]] = {
-            part: deque()
-            for part, (start, files) in enumerate(zip(starts, self._val_files, strict=True))
-            if start.file < files
-        }
-        for part in self._validation:
-            self._parts[part].begun = True
+        # Of each part whose files for validation are not all taken: their blocks, and below, whether these are all.
+        self._validation: dict[int, deque[TokenBlock]] = {}
         self._val_ended: set[int] = set()
-        self.ended = False  # a part that ends the stream has run out
+        self._queues: list[_Queue] = []
+        for part, (weight, tokens, start) in enumerate(zip(rule.weights, taken, starts, strict=True)):
+            mid_document, may_be_mid = start.starts_mid_document, start.starts_mid_document or start.skip_tokens > 0
+            if start.file < self._val_files[part]:
+                self._validation[part] = deque()
+                mid_document = may_be_mid = False
+            open_before = _BEFORE_ALL if may_be_mid else None
+            self._queues.append(_Queue(weight, eot_first, tokens, open_before, mid_document))
+        self.ended = False  # nothing comes any more
 
     @property
     def next_part(self) -> int:
-        """The part whose next block is waited for."""
-        for part in self._validation:
-            if part not in self._val_ended:
-                return part
-        return self._lowest()
+        """The part whose next block is needed, once `take` returns None and the stream has not ended."""
+        return next((part for part in self._validation if part not in self._val_ended), self._lowest())
 
     @property
     def known_tokens(self) -> list[int]:
-        """How many tokens of each part are known."""
-        return [part.tokens for part in self._parts]
+        """How many tokens of each part are known, those that were taken included."""
+        return [queue.tokens for queue in self._queues]
 
     def has_ended(self, part: int) -> bool:
-        return self._parts[part].ended
+        return self._queues[part].ended
 
     def add(self, block: TokenBlock) -> None:
-        if block.part in self._validation and block.start.file < self._val_files[block.part] and not block.ends_part:
-            self._validation[block.part].append(block)
-            return
-        self._val_ended.add(block.part)
-        self._parts[block.part].add(block)
+        """Add the next block of its part."""
+        part = block.part
+        if part in self._validation and block.start.file < self._val_files[part] and not block.ends_part:
+            self._validation[part].append(block)
+        else:
+            self._val_ended.add(part)
+            self._queues[part].add(block)
 
     def take(self) -> Section | None:
-        """Return the next documents of which the order is known; None if there are none."""
+        """Return the next documents whose order is known; None if there are none."""
         while self._validation:
             part, blocks = next(iter(self._validation.items()))
             if blocks:
@@ -208,126 +209,93 @@ class Mixer:
             if part not in self._val_ended:
                 return None
             del self._validation[part]
-        if self.ended:
-            return None
-        return self._take()
+        return None if self.ended else self._take()
 
     def _lowest(self) -> int:
-        """Return the part whose horizon is the lowest: the end of one that has run out counts if it ends the stream."""
-        counted = [number for number, part in enumerate(self._parts) if not (part.ended and self._rule.until_all)]
+        """Return the part whose horizon is the lowest. The end of a part is its horizon, if it ends the stream."""
+        waited_for = [part for part, queue in enumerate(self._queues) if not (queue.ended and self._rule.until_all)]
         return min(
-            counted or [0],
-            key=lambda number: (Fraction(self._parts[number].horizon, self._parts[number].weight), number),
+            waited_for or range(len(self._queues)),
+            key=lambda part: (Fraction(self._queues[part].horizon, self._queues[part].weight), part),
         )
 
     def _take(self) -> Section | None:
-        parts, lowest = self._parts, self._lowest()
-        horizon, weight = parts[lowest].horizon, parts[lowest].weight
-        all_ended = self._rule.until_all and all(part.ended for part in parts)
-        pending = [int(one.keys[one.done]) // part.weight for part in parts for one in part.waiting
-                   if one.done < len(one.keys)]  # fmt: skip
-        first = min(pending, default=0)
+        queues, number = self._queues, self._lowest()
+        lowest = queues[number]
+        all_ended = self._rule.until_all and lowest.ended
+        first = min((key for queue in queues if (key := queue.first()) is not None), default=0)
         chosen, is_all = _Chosen(first, eot_first=self._eot_first), True
-        for number, part in enumerate(parts):
-            # Up to the horizon; of parts after the lowest one, what has the same key comes later.
-            most = horizon * part.weight // weight if number <= lowest else (horizon * part.weight - 1) // weight
-            if all_ended:
-                most = part.tokens
-            sortable = (first + _MOST_WHOLE) * part.weight - 1
-            if pending and most > sortable:
+        for part, queue in enumerate(queues):
+            most = queue.tokens
+            if not all_ended:
+                # Up to the horizon; of the parts after the lowest one, what has its very key comes later.
+                most = min(most, (lowest.horizon * queue.weight - (part > number)) // lowest.weight)
+            sortable = (first + _INTEGER_LIMIT) * queue.weight - 1
+            if most > sortable:
                 most, is_all = sortable, False
-            chosen.add(part, most)
-        self.ended = is_all and not all_ended and parts[lowest].ended
+            chosen.take(queue, most)
+        self.ended = is_all and lowest.ended
         return chosen.section()
 
 
 class _Chosen:
-    """The pieces that are passed on together, and the blocks that are behind with them. `first` is the whole part of
-    the smallest key."""
+    """The pieces that make the next section. `first` is the integer part of the smallest key."""
 
     def __init__(self, first: int, *, eot_first: bool) -> None:
         self._first = first
         self._eot_first = eot_first
         self._blocks: list[TokenBlock] = []
-        self._columns: list[tuple[Positions, ...]] = []  # begin, end, sortable key, EOT, block: of each piece
-        self._count = 0
-        self._finished: set[int] = set()
-        # Blocks that are behind: after the piece of this number (None: before all), or with its first token.
-        self._after: list[tuple[int | None, int]] = []
-        self._with: list[tuple[int, int]] = []
+        self._columns: list[tuple[Positions, Positions, Positions, NDArray[np.bool_], Positions]] = []
+        self._count = 0  # pieces
+        self._finished: list[tuple[int, int]] = []  # blocks, each with the last piece of its part (-1: there is none)
 
-    def add(self, part: _Part, most: int) -> None:
-        """Move the pieces of a part with keys up to `most`, and the blocks that have no others."""
-        last: int | None = None
-        while part.waiting:
-            one = part.waiting[0]
-            stop = max(one.done, int(np.searchsorted(one.keys, most, side="right")))
-            if one.done == stop < len(one.keys):
-                return
-            if one.done < stop:
-                self._with += [(self._count, self._number(block)) for block in part.unsafe]
-                part.unsafe.clear()
-            elif one.block.ends_part:
-                self._after += [(last, self._number(block)) for block in part.unsafe]
-                part.unsafe.clear()
-            holder = self._number(one.block)
-            if one.done < stop:
-                self._add_pieces(one, stop, part.weight, holder)
+    def take(self, queue: _Queue, most: int) -> None:
+        """Take what has at most `most` tokens before its document."""
+        weight, last = queue.weight, -1
+        for one, which in queue.take(most):
+            holder = len(self._blocks)
+            self._blocks.append(one.block)
+            if which.start < which.stop:
+                whole, rest = np.divmod(one.before[which], weight)
+                keys = (whole - self._first << _FRACTION_BITS) + (rest << _FRACTION_BITS) // weight
+                self._columns.append(
+                    (one.begins[which], one.ends[which], keys, one.has_eot[which], np.full(len(keys), holder))
+                )
+                self._count += len(keys)
                 last = self._count - 1
-            if stop < len(one.keys):
-                return
-            part.waiting.popleft()
-            self._finished.add(holder)
-            if is_safe_end(one.block, one.last_end):
-                self._after.append((last, holder))
-            else:
-                part.unsafe.append(one.block)
-
-    def _number(self, block: TokenBlock) -> int:
-        self._blocks.append(block)
-        return len(self._blocks) - 1
-
-    def _add_pieces(self, one: _Pieces, stop: int, weight: int, holder: int) -> None:
-        chosen = slice(one.done, stop)
-        keys = one.keys[chosen]
-        sortable = (keys // weight - self._first << _FRACTION_BITS) + (keys % weight << _FRACTION_BITS) // weight
-        columns = one.begins[chosen], one.ends[chosen], sortable, one.has_eot[chosen], np.full(len(keys), holder)
-        self._columns.append(columns)
-        self._count += stop - one.done
-        one.done = stop
+            if one.is_finished:
+                self._finished.append((last, holder))
 
     def section(self) -> Section | None:
-        """Return them in their order; None if there is nothing."""
+        """Return the pieces in their order; None if there is neither a piece nor a block that is finished."""
         if not self._blocks:
             return None
         nothing = np.empty(0, np.int64)
         columns = zip(*self._columns, strict=True) if self._columns else [(nothing,)] * 5
         begins, ends, keys, has_eot, holders = (np.concatenate(column) for column in columns)
-        # One part after the other, each sorted: of equal keys the first part's stays in front.
+        # One part after the other, each in its order: of equal keys, those of the first part stay in front.
         order = np.argsort(keys, kind="stable")
-        begins, ends, has_eot, holders = begins[order], ends[order], has_eot[order].astype(bool), holders[order]
-        before = np.cumsum(ends - begins) - (ends - begins)  # tokens before each piece
-        after = before + ends - begins
-        numbers = np.empty_like(order)
-        numbers[order] = np.arange(len(order))
-        behind = [(0 if piece is None else int(after[numbers[piece]]), holder) for piece, holder in self._after]
-        behind += [(int(before[numbers[piece]]) + 1, holder) for piece, holder in self._with]
-        is_first = np.ones(len(begins), bool)  # of a range: neighbours in a block are one
+        begins, ends, has_eot, holders = begins[order], ends[order], has_eot[order].astype(np.bool_), holders[order]
+        lengths = ends - begins
+        after = np.cumsum(lengths)  # the tokens up to the end of each piece
+        firsts = after - lengths
+        after_of = np.zeros(len(order) + 1, np.int64)  # the same in the order of columns; one more, for -1
+        after_of[order] = after
+        is_first = np.ones(len(begins), np.bool_)  # of a range: neighbours in a block are one
         is_first[1:] = (holders[1:] != holders[:-1]) | (begins[1:] != ends[:-1])
         return Section(
             tuple(self._blocks),
             np.stack([begins[is_first], ends[np.roll(is_first, -1)]], axis=1),
             holders[is_first],
-            before[is_first],
-            int(after[-1]) if len(after) else 0,
-            before[has_eot] if self._eot_first else after[has_eot] - 1,
-            tuple(sorted(behind)),
-            frozenset(self._finished),
+            firsts[is_first],
+            int(lengths.sum()),
+            firsts[has_eot] if self._eot_first else after[has_eot] - 1,
+            tuple(sorted((int(after_of[last]), holder) for last, holder in self._finished)),
         )
 
 
 def mix(blocks: Iterable[TokenBlock], mixer: Mixer) -> Iterator[Section]:
-    """Yield the sections of a mix as far as the blocks allow; it ends with them, or when a part ends it."""
+    """Yield the sections of a mix as far as the blocks allow; it ends with them, or with the mix."""
     for block in blocks:
         mixer.add(block)
         while (section := mixer.take()) is not None:

@@ -15,9 +15,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from fineweb_shards.stream.boundaries import NO_POSITIONS
-from fineweb_shards.stream.section import Section
+from fineweb_shards.stream.section import Section, kept_ranges
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import SPLITS, Counts, Cursor, Cursors, Positions, Ranges, ShardSlice, Split, Taken
+from fineweb_shards.types import (
+    SPLITS,
+    Counts,
+    Cursor,
+    Cursors,
+    Positions,
+    Ranges,
+    ShardSlice,
+    Split,
+    Taken,
+    TokenBlock,
+)
 
 _BEGINNING = (Cursor(0, 0),)  # of an input of one part
 _NO_RANGES: Ranges = np.empty((0, 2), np.int64)
@@ -78,7 +89,10 @@ class Packer:
         self._eot_first = eot_first
         self._tokens: dict[Split, int] = {"val": done.val_tokens, "train": done.train_tokens}
         self._documents = done.documents
-        self._places = list(starts)  # what of each part is packed
+        self._places = list(starts)  # up to which each part is packed
+        # Of each part whose last blocks end in a document that is left out: their counts, which are added when the part
+        # is packed up to a place after that document. In it no run may begin, which would take the rest for kept.
+        self._waiting: dict[int, Counts] = {}
         self._taken = taken
         self.left_tokens = max_tokens  # still to pack; None: no limit
         # Whether validation is the beginning of the stream and its last file is not finished. If a run begins right
@@ -99,24 +113,18 @@ class Packer:
     def pack(self, section: Section) -> Iterator[ShardSlice]:
         """Yield the slices that a section is cut into; tokens after `max_tokens` are dropped."""
         in_order = self._split_rule.is_in_order
-        before, position, behind = self._taken, 0, 0  # `behind`: ends that are passed
+        position = ended = 0  # tokens that are packed, and blocks of which all is
         while position < section.tokens and not self.ended:
             piece = self._next_piece(section, position)
             if self._val_is_open and piece.parts[0].split == "train":
                 # Without a token: where the last document or input file for validation ends is only known when the next
                 # one begins.
                 yield self._nothing(Counts(), checkpoint=True)
+            ended, counts = self._move(section, position, position + piece.length, ended)
             position += piece.length
             self._documents += sum(part.documents for part in piece.parts)
             if self.left_tokens is not None:
                 self.left_tokens -= piece.length
-            behind, counts = self._move(section, position, behind)
-            if before and not self._is_validation(section):
-                counted = section.count_before(position, len(before)).tolist()
-                self._taken = tuple(
-                    Taken(one.tokens + tokens, one.documents + documents)
-                    for one, (tokens, documents) in zip(before, counted, strict=True)
-                )
             for number, part in enumerate(piece.parts, 1):
                 self._tokens[part.split] += part.tokens
                 last = number == len(piece.parts)
@@ -133,43 +141,79 @@ class Packer:
                     checkpoint=last and piece.full,
                     fills_shard=fills_shard,
                 )
-        if position == section.tokens and behind < len(section.ends):  # no new tokens, but perhaps new counts
-            _, counts = self._move(section, section.tokens + 1, behind)
+        if not section.tokens:  # but perhaps new counts
+            _, counts = self._move(section, 0, 0, ended)
             yield self._nothing(counts)
 
     def _nothing(self, counts: Counts, *, checkpoint: bool = False) -> ShardSlice:
         """Return a slice without tokens; at a checkpoint it ends validation."""
-        end, split = tuple(self._places), "val" if checkpoint else "train"
+        end: Cursors = tuple(self._places)
+        split: Split = "val" if checkpoint else "train"
         return ShardSlice(
-            _NO_RANGES, NO_POSITIONS, 0, 0, counts, end, self._taken, split, checkpoint=checkpoint, fills_shard=checkpoint
+            _NO_RANGES,
+            NO_POSITIONS,
+            0,
+            0,
+            counts,
+            end,
+            self._taken,
+            split,
+            checkpoint=checkpoint,
+            fills_shard=checkpoint,
         )
 
-    def _move(self, section: Section, position: int, behind: int) -> tuple[int, Counts]:
-        """Note how far each part is packed; `behind` blocks of the section were behind before. Returns how many are now,
-        and the counts of the new ones."""
-        begun: dict[int, int] = {}
-        for holder, place in section.places_after(position):
+    def _move(self, section: Section, begin: int, end: int, ended: int) -> tuple[int, Counts]:
+        """Note that the tokens of a section from `begin` up to `end` are packed; all of its first `ended` blocks to end
+        was packed before. Returns of how many that is so now, and the counts that are new."""
+        counts, newest = Counts(), {}
+        if begin < end:
+            ranges, holders = section.find(np.array([[begin, end]], np.int64))
+            blocks, rows = np.unique(holders[::-1], return_index=True)  # in which row from the end each block is last
+            for holder, place in zip(blocks.tolist(), ranges[::-1][rows, 1].tolist(), strict=True):
+                block = section.blocks[holder]
+                self._places[block.part] = block.start.after(place)
+                counts += self._waiting.pop(block.part, Counts())
+                newest[block.part] = holder
+            if self._taken and not self._is_validation(section):
+                self._count_taken(section, ranges, holders, section.holders_of_eots(begin, end))
+        while ended < len(section.ends) and section.ends[ended][0] <= end:
+            holder = section.ends[ended][1]
             block = section.blocks[holder]
-            self._places[block.part] = block.start.after(place)
-            begun[block.part] = holder
-        counts = Counts()
-        for number, (after, holder) in enumerate(section.ends):
-            if after > position:
-                return number, counts
-            block = section.blocks[holder]
-            if holder >= begun.get(block.part, 0):
-                self._places[block.part] = block.end
-            if number >= behind:
+            part, ended = block.part, ended + 1
+            if holder < newest.get(part, 0):
                 counts += block.counts
-        return len(section.ends), counts
+            elif self._is_safe_end(block):
+                counts += self._waiting.pop(part, Counts()) + block.counts
+                self._places[part] = block.end
+            else:
+                self._waiting[part] = self._waiting.get(part, Counts()) + block.counts
+        return ended, counts
+
+    def _is_safe_end(self, block: TokenBlock) -> bool:
+        """Return whether a run may begin at the end of a block all of which is packed."""
+        if not block.end.starts_mid_document or block.ends_part:
+            return True
+        kept = kept_ranges(block)
+        if not len(block.tokens):
+            return block.part not in self._waiting
+        return len(kept) > 0 and int(kept[-1, 1]) == len(block.tokens)
+
+    def _count_taken(self, section: Section, ranges: Ranges, holders: Positions, holders_of_eots: Positions) -> None:
+        """Add ranges, and the EOTs in them, to what is taken of each part."""
+        part_of = np.array([block.part for block in section.blocks], np.int64)
+        parts, lengths, of_eots = part_of[holders], ranges[:, 1] - ranges[:, 0], part_of[holders_of_eots]
+        self._taken = tuple(
+            Taken(one.tokens + int(lengths[parts == part].sum()), one.documents + int((of_eots == part).sum()))
+            for part, one in enumerate(self._taken)
+        )
 
     def _left_in_segment(self, split: Split) -> int:
         """Return how many tokens fit into the current segment of a split."""
         return self._shard_tokens - self._tokens[split] % self._shard_tokens
 
     def _is_validation(self, section: Section) -> bool:
-        """Return whether a section is of files for validation. None has files of both kinds."""
-        files, block = self._split_rule.val_files, section.blocks[0]
+        """Return whether the tokens of a section are of files for validation. None has files of both kinds."""
+        files, block = self._split_rule.val_files, section.blocks[section.holders[0]]
         return bool(files) and block.start.file < files[block.part]
 
     def _training_start(self, section: Section, start: int) -> int:

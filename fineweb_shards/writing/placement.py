@@ -15,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from fineweb_shards.errors import DiskFullError, Interrupted, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
@@ -30,6 +32,7 @@ from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import FinishedFile, list_finished
 from fineweb_shards.store.store import GrowingPart, OutputSpec, Segment, Store
 from fineweb_shards.stream.packer import Packer
+from fineweb_shards.stream.section import Section
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.own_files import ForeignFileError, open_own
 from fineweb_shards.system.retry import Disk
@@ -37,12 +40,11 @@ from fineweb_shards.types import (
     SPLITS,
     Counts,
     Cursors,
-    HeldTokens,
     Placement,
     ShardRecord,
     ShardSlice,
     Split,
-    Tokens,
+    Taken,
 )
 
 # How many checkpoints may be sealed at once, beside the one that is being written: hashing one file takes a core for a
@@ -69,6 +71,7 @@ def make_packer(spec: OutputSpec, manifest: Manifest, max_tokens: int | None) ->
         eot_first=spec.layout.eot_first,
         done=manifest.done,
         starts=manifest.end,
+        taken=manifest.taken,
         max_tokens=None if max_tokens is None else max_tokens - manifest.tokens,
     )
 
@@ -121,13 +124,18 @@ class GrowingFile:
         except OSError as error:
             raise output_error(self.store.folder / self.name, error) from error
 
-    def place(self, part: ShardSlice) -> Placement:
-        """Return where the tokens of a slice belong: after all others."""
+    def place(self, part: ShardSlice) -> list[tuple[int, Placement]]:
+        """Return where the tokens of a slice belong: after all others. A placement for each block, with its number."""
         file = self.open()
-        offset = self.shard_format.offset_bytes(self.tokens) - file.begin
+        lengths = part.ranges[:, 1] - part.ranges[:, 0]
+        offsets = self.shard_format.offset_bytes(self.tokens + np.cumsum(lengths) - lengths) - file.begin
         self.tokens += part.tokens
         self._documents += part.documents
-        return Placement(str(file.path), offset, part.ranges)
+        order = np.argsort(part.holders, kind="stable")
+        holders = part.holders[order]
+        rows = np.split(order, np.flatnonzero(holders[1:] != holders[:-1]) + 1)
+        path = str(file.path)
+        return [(int(part.holders[one[0]]), Placement(path, offsets[one], part.ranges[one])) for one in rows]
 
     @property
     def has_open_segment(self) -> bool:
@@ -172,6 +180,7 @@ class _Checkpoint:
     segments: tuple[Segment, ...]
     after: int
     end: Cursors
+    taken: tuple[Taken, ...]
     counts: Counts
     seals: list[Future[str]]  # their SHA-256; empty until all is written
 
@@ -188,6 +197,7 @@ class _Checkpoint:
                 sha256=seal.result(),
                 end=self.end,
                 counts=Counts(),
+                taken=self.taken,
             )
             for segment, seal in zip(self.segments, self.seals, strict=True)
             if segment.tokens
@@ -217,7 +227,7 @@ class Output:
         self._placed = 0  # placements
         self._checkpoints: deque[_Checkpoint] = deque()  # that are not in the manifest yet
         self._counts = Counts()  # since the last checkpoint
-        self._end = self.manifest.end
+        self._end, self._taken = self.manifest.end, self.manifest.taken
 
     def __enter__(self) -> Output:
         return self
@@ -247,23 +257,35 @@ class Output:
         """The number of segments so far, those included that are not in the manifest yet."""
         return len(self.manifest.shards) + sum(len(one.segments) for one in self._checkpoints)
 
-    def add(self, tokens: Tokens | HeldTokens, slices: Iterable[ShardSlice]) -> None:
-        """Place a block, given the slices that it is cut into."""
-        placements: list[Placement] = []
+    def add(self, section: Section, slices: Iterable[ShardSlice]) -> None:
+        """Place a section, given the slices that it is cut into."""
+        placements: list[tuple[int, Placement]] = []  # with the number of their block
         try:
             for part in slices:
                 self._counts += part.counts
-                self._end = part.end
+                self._end, self._taken = part.end, part.taken
                 if part.tokens:
-                    placements.append(self._file(part.split).place(part))
+                    placements += self._file(part.split).place(part)
                     self._tokens[part.split] += part.tokens
                 if part.checkpoint:
                     after = self._placed + len(placements)
                     self._begin_checkpoint(after, {part.split} if part.fills_shard else set())
         finally:  # what is placed may have filled a shard, even if there is no space for the next one
-            self._writes.extend(self.plane.place(tokens, placements))
+            self._writes.extend(self._place(section, placements))
             self._placed += len(placements)
         self._settle(checkpoints_at_once(self.plane.workers))
+
+    def _place(self, section: Section, placements: list[tuple[int, Placement]]) -> list[Future[None]]:
+        """Have the blocks of a section written, and return a future for each placement."""
+        of_block: dict[int, list[Placement]] = {}
+        for number, placement in placements:
+            of_block.setdefault(number, []).append(placement)
+        futures: dict[int, Iterator[Future[None]]] = {}
+        for number, block in enumerate(section.blocks):
+            own, last = of_block.get(number, []), number in section.finished
+            if own or last:
+                futures[number] = iter(self.plane.place(block.tokens, own, last=last))
+        return [next(futures[number]) for number, _ in placements]
 
     def _file(self, split: Split) -> GrowingFile:
         """Return the file to which the next tokens of a split belong; create it if there is none."""
@@ -342,7 +364,7 @@ class Output:
         counts = Counts()
         if any(segment.tokens for segment in segments):
             counts, self._counts = self._counts, Counts()
-        self._checkpoints.append(_Checkpoint(tuple(segments), after, self._end, counts, []))
+        self._checkpoints.append(_Checkpoint(tuple(segments), after, self._end, self._taken, counts, []))
 
     def _settle(self, most: int, longest_seconds: float | None = None) -> None:
         """Seal and record what is ready; wait until at most `most` checkpoints are left."""

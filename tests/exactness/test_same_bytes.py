@@ -18,6 +18,7 @@ from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.build import build
 from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.stream.packer import Packer
+from fineweb_shards.stream.section import Section
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers import FAST_ENGINES
 from fineweb_shards.tokenizers.encoder import make_mender
@@ -66,7 +67,7 @@ def test_workers_engines_batches_and_shard_sizes(tmp_path: Path, workers: int, e
                 shards = [[]]
                 packer = Packer(shard_tokens)
                 for block in blocks:
-                    for part in packer.pack(block):
+                    for part in packer.pack(Section.of(block)):
                         shards[-1] += [np.asarray(block.tokens)[begin:end] for begin, end in part.ranges]
                         if part.fills_shard:
                             shards.append([])

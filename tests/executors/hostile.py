@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -117,11 +118,12 @@ class HostileWriter(TokenWriter):
         finally:
             pass_point("written")
 
-    def _write_some(self, path: str, offset: int, data: memoryview) -> int:
+    def _write_all(self, path: str, writes: deque[tuple[int, memoryview]]) -> None:
+        offset, data = writes[0]
         if len(data) > 1 and any(Path(os.environ[FAULTS]).glob("write-half@*")):
-            super()._write_some(path, offset, data[: len(data) // 2])
+            super()._write_all(path, deque([(offset, data[: len(data) // 2])]))
             pass_point("write-half")
-        return super()._write_some(path, offset, data)
+        super()._write_all(path, writes)
 
 
 class HostileSpec(WorkerSpec):

@@ -117,7 +117,7 @@ def test_an_interruption_in_the_middle_of_a_message(source: Parts, tmp_path: Pat
     expected = []
     path = tmp_path / "tokens"
     with executor_of(source, 2) as executor:
-        stream = collecting.placed(executor, executor.encode(source.batches(runs.START)), path)
+        stream = collecting.placed(executor, executor.encode([source.batches(runs.START)]), path)
         for _ in range(4):
             expected.append(len(next(stream).tokens))
         for worker in executor._workers:

@@ -276,7 +276,7 @@ def test_two_attempts_to_seal_a_file_share_no_file(tmp_path: Path, monkeypatch: 
         return read_contents(file, *arguments)
 
     def do() -> FileResult:
-        placement = Placement(str(path), 0, np.array([[0, 3]]))
+        placement = Placement(str(path), np.zeros(1, np.int64), np.array([[0, 3]]))
         segment = Segment(path, 0, "shard.npy", "train", 0, 6, 3, 0, whole=False)
         order = FileOrder(1, segment, (StoredTokens(0, 0, placement),), on_own_disk=True)
         return process.do([[tokens]], order)

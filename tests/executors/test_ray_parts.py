@@ -29,7 +29,7 @@ RUN = "fineweb-shards-4567"
 
 
 def placement(path: str, offset: int) -> Placement:
-    return Placement(path, offset, np.array([[0, 1]]))
+    return Placement(path, np.array([offset]), np.array([[0, 1]]))
 
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
@@ -45,9 +45,9 @@ def test_a_file_gets_what_belongs_before_its_end() -> None:
     assert (unwritten.unplaced_bytes, unwritten.placed_bytes) == (100, 200)
     assert unwritten.fullest() == ("a", 300)
     first = unwritten.take("a", 20)
-    assert [share.placement.offset for share in first] == [0, 10]
+    assert [share.placement.begin for share in first] == [0, 10]
     rest = [*unwritten.take("a"), *unwritten.take("b")]
-    assert [(share.placement.path, share.placement.offset) for share in rest] == [("a", 20), ("b", 0)]
+    assert [(share.placement.path, share.placement.begin) for share in rest] == [("a", 20), ("b", 0)]
     assert unwritten.fullest() == (None, 0)
     written = [unwritten.note_written(share.block) for share in [*first, *rest]]
     assert written == [True, False, False, True]

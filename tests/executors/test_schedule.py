@@ -145,17 +145,17 @@ def test_batches_come_out_in_order() -> None:
 def test_a_new_batch_begins_only_while_the_window_has_room() -> None:
     """One batch is always allowed, however large it is."""
     schedule = schedule_of(window=25)
-    assert schedule.needs_batch
+    assert schedule.needs_batch()
     for position in range(3):
-        assert schedule.needs_batch
+        assert schedule.needs_batch()
         schedule.add(batch_at(position))
-        assert not schedule.needs_batch  # first somebody has to take this one
+        assert not schedule.needs_batch()  # first somebody has to take this one
         assert schedule.give_next("a") is not None
     assert schedule.in_flight_bytes == 30
-    assert not schedule.needs_batch
+    assert not schedule.needs_batch()
     schedule.finish("a")
     assert list(schedule.take_output()) == []
-    assert schedule.needs_batch
+    assert schedule.needs_batch()
 
 
 def test_who_has_least_gets_the_next_batch() -> None:
@@ -180,7 +180,7 @@ def test_the_batches_of_a_worker_that_was_sent_away_are_done_by_others() -> None
     for _ in range(10):
         schedule.remove_worker("b")
         schedule.remove_worker("a")
-        assert not schedule.needs_batch
+        assert not schedule.needs_batch()
         orders = [schedule.give_next(worker) for worker in "bbaa"]
         assert [order.batch.position for order in orders if order] == [0, 1, 2, 3]
         assert [order.first_block for order in orders if order] == [1, 0, 0, 0]
@@ -193,7 +193,7 @@ def kept(batch: int, block: int = 0, length: int = 4) -> EncodedBlock:
 
 
 def placements(*names: str) -> list[Placement]:
-    return [Placement(name, 0, np.array([[0, 1]])) for name in names]
+    return [Placement(name, np.zeros(1, np.int64), np.array([[0, 1]])) for name in names]
 
 
 def kept_of(block: EncodedBlock) -> HeldTokens:
@@ -208,11 +208,11 @@ def test_blocks_that_are_held_back_do_not_stop_the_stream() -> None:
     schedule.give_next("a")
     schedule.receive_block("a", 0, kept(0))
     schedule.finish("a")
-    assert not schedule.needs_batch
+    assert not schedule.needs_batch()
     (block,) = schedule.take_output()
-    assert schedule.needs_batch
+    assert schedule.needs_batch()
     schedule.place(kept_of(block), placements("x"))
-    assert not schedule.needs_batch
+    assert not schedule.needs_batch()
 
 
 def test_a_batch_is_in_flight_until_it_is_written() -> None:
@@ -229,8 +229,8 @@ def test_a_batch_is_in_flight_until_it_is_written() -> None:
     order, worker, _ = schedule.place(kept_of(block), placements("x", "y"))
     assert (worker, [one.path for one in order.placements]) == ("a", ["x", "y"])
     assert schedule.has_work("a")
-    schedule.note_written(0, 0)
-    schedule.note_written(0, 0)
+    schedule.note_written("a", 0, 0)
+    schedule.note_written("a", 0, 0)
     assert schedule.in_flight_bytes == 10
     schedule.note_dropped("a", 0, 0)
     assert schedule.in_flight_bytes == 0
@@ -248,10 +248,10 @@ def test_what_was_written_is_not_written_again() -> None:
     schedule.finish("a")
     for block in list(schedule.take_output()):
         schedule.place(kept_of(block), placements("x", "y"))
-    schedule.note_written(0, 0)
-    schedule.note_written(0, 0)
+    schedule.note_written("a", 0, 0)
+    schedule.note_written("a", 0, 0)
     schedule.note_dropped("a", 0, 0)
-    schedule.note_written(0, 1)
+    schedule.note_written("a", 0, 1)
     assert not schedule.note_death("a", KILL)
     order = schedule.give_next("b")
     assert order is not None
@@ -302,7 +302,7 @@ def test_what_a_worker_died_on_gets_one_of_its_own() -> None:
     (block,) = schedule.take_output()
     schedule.place(kept_of(block), placements("x"))
     assert schedule.give_next("a") is None
-    schedule.note_written(0, 0)
+    schedule.note_written("a", 0, 0)
     schedule.note_dropped("a", 0, 0)
     suspect = schedule.give_next("a")
     assert suspect is not None
@@ -403,7 +403,7 @@ def test_an_abandoned_stream_leaves_workers_free() -> None:
     assert schedule.receive_block("b", 1, kept(0, 1)) is None
     schedule.finish("b")
     assert schedule.has_work("b")
-    schedule.note_written(0, 0)
+    schedule.note_written("b", 0, 0)
     schedule.note_dropped("b", 0, 0)
     assert not schedule.keeps_any("b")
     assert schedule.in_flight_bytes == 0
@@ -520,7 +520,7 @@ def test_what_ran_out_of_memory_is_tried_alone() -> None:
     assert alone is not None
     assert alone.batch.position == 1
     assert schedule.give_next("b") is None
-    assert not schedule.needs_batch
+    assert not schedule.needs_batch()
     schedule.finish("z")
     assert not schedule.tries_alone
     assert schedule.give_next("b") is not None
@@ -635,7 +635,7 @@ class Simulation:
             self.running[self.hired] = Man()
             self.hired += 1
         while (worker := self.schedule.least_busy(self.running)) is not None:
-            if self.schedule.needs_batch and self.begun < len(self.texts):
+            if self.schedule.needs_batch() and self.begun < len(self.texts):
                 before = self.schedule.in_flight_bytes
                 assert before < self.window or not before
                 self.schedule.add(self.texts[self.begun].batch)
@@ -704,7 +704,7 @@ class Simulation:
         else:
             assert self.disk[path] == self.wanted[path]
             self.noted.add(path)
-            self.schedule.note_written(batch, block)
+            self.schedule.note_written(worker, batch, block)
 
     def end(self, worker: int, death: Death | None) -> None:
         """None: it is sent away."""
@@ -741,7 +741,9 @@ class Simulation:
         assert len(tokens) == len(kept)
         cuts = sorted({0, len(tokens), *[len(tokens) * i // (number % 4 + 1) for i in range(number % 4 + 1)]})
         parts = [] if number % 9 == 8 else list(pairwise(cuts))  # behind --max-tokens there are none
-        placements = [Placement(f"{number}/{begin}", 0, np.array([[begin, end]])) for begin, end in parts]
+        placements = [
+            Placement(f"{number}/{begin}", np.zeros(1, np.int64), np.array([[begin, end]])) for begin, end in parts
+        ]
         for placement, (begin, end) in zip(placements, parts, strict=True):
             self.wanted[placement.path] = tokens[begin:end]
         order, worker, _ = self.schedule.place(kept, placements)

@@ -354,7 +354,7 @@ def test_damage_among_small_files_costs_and_names_one_of_them(tmp_path: Path, da
         executor = InlineExecutor(job.source, runs.encoder())
         found.append([])
         with pytest.raises(BadFileError, match=r"17\.jsonl") if job is jobs[0] else contextlib.nullcontext():
-            for block in executor.encode(job.source.batches(runs.START)):
+            for block in executor.encode([job.source.batches(runs.START)]):
                 found[-1] += block.array.tolist()
                 for problem in block.problems:
                     assert "17.jsonl" in problem

@@ -87,7 +87,10 @@ def test_a_file_that_is_saved_again_is_as_if_saved_at_once(folder: Path) -> None
         text = (folder / FILE_NAME).read_bytes()
         data = json.loads(text)
         assert data["parts"] == [dataclasses.asdict(part) for part in parts]
-        assert data["shards"] == json.loads(json.dumps([dataclasses.asdict(record) for record in shards]))
+        values = [dataclasses.asdict(record) for record in shards]
+        assert data["shards"] == json.loads(
+            json.dumps([{**one, "taken": ()} for one in values]).replace(', "taken": []', "")
+        )
         indented = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
         assert text == indented.encode("utf-8", "backslashreplace")
         checksum = data.pop("checksum")

@@ -30,6 +30,7 @@ from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.store.shard_files import TokenWriter, seal_segment
 from fineweb_shards.store.store import OutputSpec, Segment, Store
 from fineweb_shards.stream.packer import Packer
+from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
@@ -79,15 +80,21 @@ def output_of(
         yield output
 
 
+def section_of(tokens: np.ndarray, end: Cursor = Cursor(1, 2, 3), *, begin: int = 0) -> Section:  # noqa: B008
+    """A block, of which the manifest has the first tokens."""
+    kept = np.array([[begin, len(tokens)]])
+    return Section.of(TokenBlock(Cursor(0, 0), end, tokens, GPT2.find_eots(tokens), kept=kept))
+
+
 def slices_of(tokens: np.ndarray, shard_tokens: int, *, begin: int = 0) -> list[ShardSlice]:
-    """As the packer cuts a block."""
+    """As the packer cuts it."""
     packer = Packer(shard_tokens, split_rule=SplitRule(val_tokens=shard_tokens), starts=(Cursor(0, 0, begin),))
-    return list(packer.pack(TokenBlock(Cursor(0, 0), Cursor(1, 2, 3), tokens, GPT2.find_eots(tokens))))
+    return list(packer.pack(section_of(tokens, begin=begin)))
 
 
 def write_shard(folder: Path) -> None:
     with output_of(folder, 6) as output:
-        output.add(TOKENS, slices_of(TOKENS, 6))
+        output.add(section_of(TOKENS), slices_of(TOKENS, 6))
         output.finish()
 
 
@@ -98,8 +105,8 @@ def test_full_and_short_shards_are_what_numpy_saves(folder: Path, shard_tokens: 
     packer = Packer(shard_tokens, split_rule=SplitRule(val_tokens=shard_tokens))
     with output_of(folder, shard_tokens) as output:
         for tokens, end in ((first, Cursor(0, 1)), (second, Cursor(1, 2, 3))):
-            block = TokenBlock(Cursor(0, 0), end, tokens, GPT2.find_eots(tokens))
-            output.add(tokens, packer.pack(block))
+            section = section_of(tokens, end)
+            output.add(section, packer.pack(section))
         (record,) = output.finish().shards
     data = (folder / NAME).read_bytes()
     assert data == numpy_bytes(TOKENS)
@@ -112,7 +119,7 @@ def test_full_and_short_shards_are_what_numpy_saves(folder: Path, shard_tokens: 
 def test_a_block_over_several_shards(folder: Path) -> None:
     """Each file has its part, and a record as soon as it is sealed."""
     with output_of(folder, 2) as output:
-        output.add(TOKENS, slices_of(TOKENS, 2))
+        output.add(section_of(TOKENS), slices_of(TOKENS, 2))
         records: tuple[ShardRecord, ...] = output.finish().shards
     found = runs.shards_in(folder)
     names = [NAME, "edufineweb_train_000001.npy", "edufineweb_train_000002.npy"]
@@ -125,7 +132,7 @@ def test_a_block_over_several_shards(folder: Path) -> None:
 def test_without_finish_nothing_is_left(folder: Path) -> None:
     """A shard given up in the middle leaves neither a file nor a temporary one."""
     with contextlib.suppress(ZeroDivisionError), output_of(folder, 100) as output:
-        output.add(TOKENS, slices_of(TOKENS, 100))
+        output.add(section_of(TOKENS), slices_of(TOKENS, 100))
         assert list((folder / WORK_FOLDER).iterdir())
         raise ZeroDivisionError
     assert [path.name for path in folder.rglob("*")] == [WORK_FOLDER]
@@ -138,7 +145,7 @@ def test_the_shard_is_synced_then_named_then_the_folder_synced(folder: Path, mon
         real = getattr(os, name)
         monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (calls.append(name), real(*a))[1])
     with output_of(folder, 6) as output:
-        output.add(TOKENS, slices_of(TOKENS, 6))
+        output.add(section_of(TOKENS), slices_of(TOKENS, 6))
         output.finish()
     assert calls[:7] == ["write", "fsync", "replace", "fsync", "fsync", "replace", "fsync"]
 
@@ -150,7 +157,7 @@ def test_an_fsync_error_while_writing_is_fatal(folder: Path, monkeypatch: pytest
     failing = FailingCall(os.fsync, failing=1)
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(OutputError, match="Input/output error"), output_of(folder, 6) as output:
-        output.add(TOKENS, slices_of(TOKENS, 6))
+        output.add(section_of(TOKENS), slices_of(TOKENS, 6))
     assert failing.calls == 1
     assert not (folder / NAME).exists()
 
@@ -221,7 +228,8 @@ def write_blocks(output: Output, tokens: np.ndarray, packer: Packer) -> None:
     for begin in range(0, len(tokens), 6):
         block = tokens[begin : begin + 6]
         place = Cursor(0, begin), Cursor(0, begin + 6)
-        output.add(block, packer.pack(TokenBlock(*place, block, GPT2.find_eots(block))))
+        section = Section.of(TokenBlock(*place, block, GPT2.find_eots(block)))
+        output.add(section, packer.pack(section))
     output.finish()
 
 
@@ -311,14 +319,15 @@ def test_a_file_that_grows_goes_on_after_the_last_recorded_token(folder: Path) -
     part, *_ = slices_of(TOKENS, 6)
     with contextlib.closing(TokenWriter(FORMAT, disk)) as writer:
         file = GrowingFile(NAME, store, FORMAT, "val", disk)
-        writer.write(TOKENS, file.place(part))
+        ((_, placement),) = file.place(part)
+        writer.write(TOKENS, placement)
         grown = GrowingFile(NAME, store, FORMAT, "val", disk, tokens=4)
         path = grown.open().path
         assert path.stat().st_size == 128 + 8
         assert not grown.has_open_segment
         (rest,) = slices_of(TOKENS, 6, begin=4)
-        placement = grown.place(rest)
-        assert (placement.offset, placement.ranges.tolist()) == (128 + 8, [[4, 6]])
+        ((_, placement),) = grown.place(rest)
+        assert (placement.begin, placement.ranges.tolist()) == (128 + 8, [[4, 6]])
         writer.write(TOKENS, placement)
         segment = grown.end_segment(whole=True)
     assert (segment.offset, segment.size_bytes, segment.tokens, segment.documents) == (136, 4, 2, 0)
@@ -338,7 +347,7 @@ def test_ranges_are_written_one_after_the_other(folder: Path, monkeypatch: pytes
     path.write_bytes(b"headerr!")
     ranges = np.array([[0, 2], [4, 6]])
     with contextlib.closing(TokenWriter(FORMAT, Disk(folder, 0, Observer()))) as writer:
-        writer.write(TOKENS, Placement(str(path), 8, ranges))
+        writer.write(TOKENS, Placement(str(path), np.array([8, 12]), ranges))
     assert path.read_bytes() == b"headerr!" + TOKENS[[0, 1, 4, 5]].tobytes()
 
 
@@ -350,7 +359,7 @@ def test_few_files_stay_open(folder: Path) -> None:
         for number in range(40):
             path = paths[number % 20]
             path.touch()
-            writer.write(TOKENS, Placement(str(path), number // 20 * 2, np.array([[number // 20, 2]])))
+            writer.write(TOKENS, Placement(str(path), np.array([number // 20 * 2]), np.array([[number // 20, 2]])))
         assert len(os.listdir("/proc/self/fd")) <= before + 4
     assert len(os.listdir("/proc/self/fd")) == before
     assert all(path.read_bytes() == TOKENS[:2].tobytes() for path in paths)

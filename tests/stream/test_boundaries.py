@@ -88,7 +88,7 @@ def test_the_stitcher_moves_them_at_seams(tmp_path: Path, eot_first: bool, batch
     part = source.parts[0]
     source = Parts((open_source(part.files, replace(part.settings, batch_bytes=batch_bytes)),))
     encoder = runs.encoder(eot_first=eot_first)
-    encoded = list(InlineExecutor(source, encoder).encode(source.batches(runs.START)))
+    encoded = list(InlineExecutor(source, encoder).encode([source.batches(runs.START)]))
     assert any(block.starts_at_seam for block in encoded)
     blocks = list(stitch(encoded, partial(make_mender, GPT2), runs.START))
     for block in blocks:

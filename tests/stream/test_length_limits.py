@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fineweb_shards.stream.length_limits import LengthLimits, leave_out
 from fineweb_shards.stream.packer import PackedTotals, Packer
+from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import add_cursors
 from fineweb_shards.types import Counts, Cursor, EncodedBlock
@@ -113,7 +114,7 @@ def test_what_is_kept(
         files: dict[str, list[int]] = {"val": [], "train": []}
         documents, counts, checkpoints = done.documents, Counts(), []
         for block in add_cursors(kept, (start,)):
-            for part in packer.pack(block):
+            for part in packer.pack(Section.of(block)):
                 tokens = [one for begin, end in part.ranges for one in np.asarray(block.tokens)[begin:end]]
                 assert len(tokens) == part.tokens
                 files[part.split] += tokens

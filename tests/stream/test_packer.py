@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fineweb_shards.stream.packer import PackedTotals, Packer
+from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import Counts, Cursor, HeldTokens, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2
@@ -37,7 +38,7 @@ class Part:
 
 
 def pack_block(packer: Packer, block: TokenBlock) -> Iterator[Part]:
-    for part in packer.pack(block):
+    for part in packer.pack(Section.of(block)):
         assert not isinstance(block.tokens, HeldTokens)
         begins = part.ranges[:, 0].tolist()
         assert begins == sorted(begins)

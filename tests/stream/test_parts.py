@@ -25,6 +25,7 @@ from fineweb_shards.store.manifest import FILE_NAME, load_manifest
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.stream.length_limits import LengthLimits, leave_out
 from fineweb_shards.stream.packer import PackedTotals, Packer
+from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.stitcher import add_cursors
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER
@@ -84,7 +85,7 @@ def test_parts_take_turns_at_any_document(
         counts, checkpoints = Counts(), []
         kept = leave_out(blocks_from(starts), [LengthLimits(least)] * 3, starts, eot_first=True)
         for block in add_cursors(kept, starts):
-            for one in packer.pack(block):
+            for one in packer.pack(Section.of(block)):
                 for begin, end in one.ranges:
                     found += np.asarray(block.tokens)[begin:end].tolist()
                 counts += one.counts

@@ -20,7 +20,7 @@ def with_tokens(executor: Executor, blocks: Iterable[EncodedBlock], folder: Path
             path = folder / str(number)
             path.touch()
             ranges = np.array([[0, len(block.tokens)]])
-            for written in executor.place(block.tokens, [Placement(str(path), 0, ranges)]):
+            for written in executor.place(block.tokens, [Placement(str(path), np.zeros(1, np.int64), ranges)]):
                 executor.wait(written)
             block = replace(block, tokens=np.fromfile(path, np.uint16))  # noqa: PLW2901, RUF100
             path.unlink()
@@ -30,7 +30,7 @@ def with_tokens(executor: Executor, blocks: Iterable[EncodedBlock], folder: Path
 def encode(executor: Executor, batches: Iterator[Batch]) -> Iterator[EncodedBlock]:
     """All blocks of the batches, with their tokens."""
     with tempfile.TemporaryDirectory() as folder:
-        yield from with_tokens(executor, executor.encode(batches), Path(folder))
+        yield from with_tokens(executor, executor.encode([batches]), Path(folder))
 
 
 def placed(executor: Executor, blocks: Iterable[EncodedBlock], path: Path) -> Iterator[EncodedBlock]:
@@ -39,7 +39,7 @@ def placed(executor: Executor, blocks: Iterable[EncodedBlock], path: Path) -> It
     path.touch()
     for block in blocks:
         size = len(block.tokens)
-        placement = Placement(str(path), offset, np.array([[0, size]]))
+        placement = Placement(str(path), np.array([offset]), np.array([[0, size]]))
         writes += executor.place(block.tokens, [placement] if size else [])
         offset += 2 * size
         yield block

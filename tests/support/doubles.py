@@ -7,13 +7,16 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 
+import numpy as np
+
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import Executor, InProcessPlane, Result, completed
+from fineweb_shards.executors.base import ChooseListing, Executor, InProcessPlane, Lane, Result, completed
 from fineweb_shards.executors.encode_batch import encode_batch
 from fineweb_shards.executors.messages import WorkOrder
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
+from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens
@@ -48,18 +51,31 @@ class InlineExecutor(Executor):
 
     def encode(
         self,
-        batches: Iterator[Batch],
+        listings: Sequence[Iterator[Batch]],
         on_idle: Callable[[], None] = lambda: None,
         wanted_tokens: Callable[[], int | None] = lambda: None,
+        choose: ChooseListing = min,
     ) -> Generator[EncodedBlock]:
+        lanes = {number: Lane() for number in range(len(listings))}
         try:
-            for batch in batches:
+            while lanes:
+                lane = choose(lanes)
+                batch = next(listings[lane], None)
+                if batch is None:
+                    del lanes[lane]
+                    if len(listings) > 1:
+                        nothing = np.empty(0, self._encoder.vocabulary.dtype), NO_POSITIONS
+                        yield EncodedBlock(None, None, *nothing, part=lane, ends_part=True)
+                    continue
+                lanes[lane].output_bytes += batch.size_bytes
                 for _, block in encode_batch(self._source, self._encoder, WorkOrder(batch), lambda one: None):
                     yield block
         finally:
             self._source.close()
 
-    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+    def place(
+        self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
+    ) -> list[Future[None]]:
         assert not isinstance(tokens, HeldTokens)
         if not placements:
             return []

@@ -103,7 +103,7 @@ def encode_inline(*inputs: Path | str, **settings: Any) -> tuple[list[int], Coun
     """The token stream of an input and its counts, without a folder: nothing is written or synced."""
     job = job_of(Path("unused"), *inputs, **settings)
     executor = InlineExecutor(job.source, encoder_of(job))
-    blocks = list(stitch(executor.encode(job.source.batches(START)), partial(make_mender, GPT2), START))
+    blocks = list(stitch(executor.encode([job.source.batches(START)]), partial(make_mender, GPT2), START))
     tokens = [token for block in blocks for token in np.asarray(block.tokens).tolist()]
     return tokens, sum((block.counts for block in blocks), Counts())
 

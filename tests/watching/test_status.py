@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -11,9 +12,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -42,7 +43,6 @@ from tests.support import inline, runs
 from tests.support.documents import make_documents
 from tests.support.doubles import FailingCall
 from tests.support.example_run import SNAPSHOT
-from tests.support.inputs import write_parquet
 
 RESUMED = "build --input 'a b.txt' --out out"
 COMMAND = f".venv/bin/fineweb-shards {RESUMED}"
@@ -92,7 +92,7 @@ def beat(
     Heartbeat(time.time() - age, invocation, snapshot, exit_code).save(folder)
 
 
-@contextmanager
+@contextlib.contextmanager
 def another_run(folder: Path) -> Iterator[None]:
     """Somebody holds the lock."""
     with FolderLock(folder):
@@ -289,21 +289,38 @@ def test_looking_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real run that was killed in the middle."""
+    """A real run that was killed in the middle: of an input without an end, so that no machine is too fast for it."""
     folder = tmp_path_factory.mktemp("killed")
-    write_parquet(folder / "a.parquet", make_documents(120, seed=1) * 400, rows=200)
-    words = ["build", "--input", folder / "a.parquet", "--out", folder / "out", "--engine", "tiktoken",
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in make_documents(120, seed=1)).encode()
+    words = ["build", "--input", "-", "--format", "jsonl", "--out", folder / "out", "--engine", "tiktoken",
              "--workers", "1", "--shard-tokens", "50k"]  # fmt: skip
     run = subprocess.Popen(
-        runs.command(*words), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
-    )
-    while (found := load_heartbeat(folder / "out")) is None or not found.snapshot.finished_shards:
-        assert run.poll() is None
-        time.sleep(0.05)
-    (folder / "seen.txt").write_text(inline.run_command("status", folder / "out").stdout)
-    (folder / "seen.json").write_text(inline.run_command("status", "--json", folder / "out").stdout)
-    os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
+        runs.command(*words),
+        stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert run.stdin is not None
+
+    def feed(pipe: IO[bytes]) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            while True:
+                pipe.write(lines)
+
+    feeder = threading.Thread(target=feed, args=[run.stdin])
+    feeder.start()
+    try:
+        while (found := load_heartbeat(folder / "out")) is None or not (
+            found.snapshot.finished_shards and found.snapshot.state == State.ENCODING
+        ):
+            assert run.poll() is None
+            time.sleep(0.05)
+        (folder / "seen.txt").write_text(inline.run_command("status", folder / "out").stdout)
+        (folder / "seen.json").write_text(inline.run_command("status", "--json", folder / "out").stdout)
+    finally:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        feeder.join()
+        with contextlib.suppress(BrokenPipeError):
+            run.stdin.close()
     return folder
 
 

@@ -82,10 +82,12 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def _wake(self) -> None:
         self._wakeup_sender.send_bytes(b"!")
 
-    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+    def place(
+        self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
+    ) -> list[Future[None]]:
         if not isinstance(tokens, HeldTokens):
             return write_at_once(self._writer, tokens, placements)
-        order, worker, futures = self._schedule.place(tokens, placements)
+        order, worker, futures = self._schedule.place(tokens, placements, last=last)
         if worker is not None:
             self._send(worker, order)
         return futures
@@ -111,7 +113,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         schedule = self._schedule
         self._pool.fill(1 if schedule.tries_alone else self._count)
         self._give_out_file_tasks()
-        while not self._pool.paused and (schedule.next_pending is not None or schedule.needs_batch):
+        while not self._pool.paused:
             available = (worker for worker in self._workers if worker.ready and not worker.leaving)
             least_busy = schedule.least_busy(available)
             if least_busy is None or (schedule.next_pending is None and not self._take_batch()):
@@ -183,7 +185,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
                     self._send(worker, order)
             case messages.Written():
                 if message.placements:
-                    self._schedule.note_written(message.batch, message.block)
+                    self._schedule.note_written(worker, message.batch, message.block)
                 if message.dropped:
                     self._schedule.note_dropped(worker, message.batch, message.block)
             case messages.Done():

@@ -183,16 +183,17 @@ class Worker:
             key = order.batch, order.block
             try:
                 tokens = self._tokens[key]
-                *others, last = order.placements or (None,)
-                for placement in others:
+                left = len(order.placements)
+                for placement in order.placements:
                     self._writer.write(tokens, placement)
-                    self._outbox.send(messages.Written(*key, placements=1, dropped=False))
-                if last is not None:
-                    self._writer.write(tokens, last)
-                with self._dropped:
-                    del tokens, self._tokens[key]
-                    self._dropped.notify()
-                self._outbox.send(messages.Written(*key, placements=int(last is not None), dropped=True))
+                    left -= 1
+                    if left or not order.last:
+                        self._outbox.send(messages.Written(*key, placements=1, dropped=False))
+                if order.last:
+                    with self._dropped:
+                        del tokens, self._tokens[key]
+                        self._dropped.notify()
+                    self._outbox.send(messages.Written(*key, placements=min(1, len(order.placements)), dropped=True))
             except ShardError as error:
                 self._outbox.send(messages.Broken(*key, error))
             except Exception as error:  # a bug: no document is to blame for it

@@ -218,8 +218,6 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         """Return whether there is a batch to give out now; take one from the listing if it fits."""
         if self._schedule.next_pending is not None:
             return True
-        if not self._schedule.needs_batch:
-            return False
         # The object stores need space for its tokens, and for those of the batches under way.
         held = self._unwritten.unplaced_bytes + (self._unwritten.placed_bytes if self._shared_folder else 0)
         fits = held + self._expected_bytes < self._capacity_bytes
@@ -331,9 +329,11 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     # Placing and sealing
 
-    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement]) -> list[Future[None]]:
+    def place(
+        self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
+    ) -> list[Future[None]]:
         if isinstance(tokens, HeldTokens):
-            self._schedule.place(tokens, placements)
+            self._schedule.place(tokens, placements, last=last)
             key, size_bytes = (tokens.batch, tokens.block), self._size_bytes(tokens)
         elif placements:  # into the object store of the driver's node, where they can't be lost
             attempt = Attempt(self._next_number(), tokens=load_ray().put([tokens]))
@@ -341,8 +341,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             self._unwritten.receive(key, attempt, 0, size_bytes)
         else:
             return []
-        block = self._unwritten.place(key, size_bytes, placements)
-        if not placements:
+        block = self._unwritten.place(key, size_bytes, placements, last=last)
+        if block.is_written:
             self._drop(block)
         return [_WRITTEN] * len(placements)
 

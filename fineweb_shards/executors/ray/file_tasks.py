@@ -70,7 +70,12 @@ class StoredBlock:
     size_bytes: int
     attempt: Attempt | None = None  # None: they were lost
     array: int = 0
-    left: int | None = None  # placements that are not written yet; None: it is not known where they belong
+    left: int | None = None  # placements that are not written yet; None: it is not known where any of it belongs
+    is_placed: bool = False  # there will be no more of them
+
+    @property
+    def is_written(self) -> bool:
+        return self.is_placed and not self.left
 
 
 @dataclass(frozen=True)
@@ -102,15 +107,18 @@ class Unwritten:
         attempt.keys.add(key)
         return block
 
-    def place(self, key: Key, size_bytes: int, placements: Sequence[Placement]) -> StoredBlock:
-        """Note where a block belongs, whether its tokens are there or were lost."""
+    def place(self, key: Key, size_bytes: int, placements: Sequence[Placement], *, last: bool = True) -> StoredBlock:
+        """Note where tokens of a block belong, whether they are there or were lost; after the `last` ones there are no
+        more."""
         block = self.blocks.get(key)
         if block is None:
             block = self.blocks[key] = StoredBlock(key, size_bytes)
-        else:
+        elif block.left is None:
             self.unplaced_bytes -= size_bytes
-        block.left = len(placements)
-        self.placed_bytes += size_bytes
+        if block.left is None:
+            self.placed_bytes += size_bytes
+        block.left = (block.left or 0) + len(placements)
+        block.is_placed = last
         for placement in placements:
             path = placement.path
             self._shares.setdefault(path, []).append(Share(block, placement))
@@ -120,8 +128,8 @@ class Unwritten:
     def take(self, path: str, end: int | None = None) -> list[Share]:
         """Return and remove what belongs into a file, or what belongs before its byte `end`."""
         shares = self._shares.pop(path, [])
-        taken = [share for share in shares if end is None or share.placement.offset < end]
-        later = [share for share in shares if end is not None and share.placement.offset >= end]
+        taken = [share for share in shares if end is None or share.placement.begin < end]
+        later = [share for share in shares if end is not None and share.placement.begin >= end]
         self._waiting_bytes.pop(path, None)
         if later:
             self._shares[path] = later
@@ -137,7 +145,7 @@ class Unwritten:
         """Note that a placement of a block is written; return whether it was the last one."""
         assert block.left is not None
         block.left -= 1
-        return block.left <= 0
+        return block.is_written
 
     def lose(self, attempt: Attempt) -> None:
         """Note that the tokens of an attempt are lost. Blocks that were not placed will be received again."""

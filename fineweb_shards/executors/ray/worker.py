@@ -178,7 +178,7 @@ class RunProcess:
         never if it was killed from outside. So the batch is encoded as on a single machine. A copy of the document
         elsewhere in the stream ends tasks as well, and is left out in the same way."""
         quarantined = [
-            Quarantined(order.batch.file, order.batch.position, 0, None, None, 0, digest, "")
+            Quarantined(order.batch.file, order.batch.position, 0, None, None, 0, digest, "", part=order.batch.part)
             for digest in order.skip_digests
         ]
         guard = MemoryGuard(worker_bytes=_ALL)
@@ -186,7 +186,7 @@ class RunProcess:
             unpacked(replace(self._spec, holds_tokens=False), self._vocabulary_files) as spec,
             LocalExecutor(spec, 1, _ALL, guard, quarantined, self._observer) as executor,
         ):
-            for index, block in enumerate(executor.encode(iter([order.batch]))):
+            for index, block in enumerate(executor.encode([iter([order.batch])])):
                 if index >= order.first_block:
                     yield index, block
 
