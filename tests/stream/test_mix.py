@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
