@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +20,8 @@ from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
 from fineweb_shards.store.resume_rules import check_settings
 from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.units import parse_weight
+from tests.support import inline, runs
+from tests.support.inputs import write_jsonl
 
 OUT = ["--out", "out"]
 
@@ -196,3 +199,29 @@ def test_a_folder_from_before_there_were_weights_resumes() -> None:
     check_settings(old, manifest_of(config), Config().fingerprint())
     with pytest.raises(ChangedError, match="--weight was not set when this folder was begun and is 7:3 now"):
         check_settings(old, manifest_of(of_weights(7, 3)), Config().fingerprint())
+
+
+@pytest.mark.promise("a changed source or setting is refused by name")
+def test_a_begun_mix_is_resumed_with_the_same_ratio_only(tmp_path: Path) -> None:
+    """Written in any way; the manifest has whole numbers. With other weights or epochs nothing is touched."""
+    for name in ("a", "b"):
+        write_jsonl(tmp_path / f"{name}.jsonl", [f"{name} {number} some words" for number in range(200)])
+
+    def build(*weights: str, epochs: int = 1) -> tuple[int, str]:
+        parts = [f"input={tmp_path}/{name}.jsonl weight={one}" for name, one in zip("ab", weights, strict=True)]
+        words = [*(f"--part={part}" for part in parts), "--epochs", epochs, "--out", tmp_path / "out"]
+        done = inline.run_command("build", *words, "--shard-tokens", "100", "--workers", "1")
+        return done.returncode, done.stderr
+
+    assert build("0.7", "0.3", epochs=2)[0] == 0
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert [(part["settings"]["weight"], part["settings"]["epochs"]) for part in manifest["parts"]] == [(7, 2), (3, 2)]
+    assert manifest["settings"]["mix_until"] == "first-exhausted"
+    made = runs.shards_in(tmp_path / "out")
+    runs.forget_after(tmp_path / "out", 2)
+    code, said = build("60", "30", epochs=2)
+    assert (code, "--weight was 7:3 when this folder was begun and is 2:1 now" in said) == (4, True)
+    code, said = build("7", "3")
+    assert (code, "--epochs was 2 when this folder was begun and is 1 now" in said) == (4, True)
+    assert build("70%", "30%", epochs=2)[0] == 0
+    assert runs.shards_in(tmp_path / "out") == made
