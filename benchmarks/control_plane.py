@@ -48,6 +48,7 @@ from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.mix import Mixer, MixRule
 from fineweb_shards.stream.packer import Packer
+from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
 from fineweb_shards.system.retry import Disk
@@ -236,8 +237,9 @@ def _order(
     disk = Disk(output.folder, 0, Observer())
     begin, used = time.monotonic(), time.process_time()
     with TimedOutput(output, manifest, executor, disk) as sink:
-        for block in add_cursors(mend_seams(executor.encode(stream.list_batches()), _no_seam), (start,)):
-            sink.add(block.tokens, packer.pack(block))
+        for block in add_cursors(mend_seams(executor.encode([stream.list_batches()]), _no_seam), (start,)):
+            section = Section.of(block)
+            sink.add(section, packer.pack(section))
         finished = sink.finish()
     seconds, used = time.monotonic() - begin, time.process_time() - used
     assert finished.tokens == stream.tokens

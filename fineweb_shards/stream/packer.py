@@ -9,6 +9,8 @@ up to the same place in the stream, so that the same cursors, one for each part 
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -32,6 +34,7 @@ from fineweb_shards.types import (
 
 _BEGINNING = (Cursor(0, 0),)  # of an input of one part
 _NO_RANGES: Ranges = np.empty((0, 2), np.int64)
+_NO_COUNTS = Counts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ class Packer:
                     *section.find(part.ranges),
                     part.tokens,
                     part.documents,
-                    counts if last else Counts(),
+                    counts if last else _NO_COUNTS,
                     tuple(self._places),
                     self._taken,
                     part.split,
@@ -155,34 +158,38 @@ class Packer:
     def _move(self, section: Section, begin: int, end: int, ended: int) -> tuple[int, Counts]:
         """Note that the tokens of a section from `begin` up to `end` are packed; all of its first `ended` blocks to end
         was packed before. Returns of how many that is so now, and the counts that are new."""
-        counts, newest = Counts(), {}
+        counts: list[Counts] = []
+        newest: dict[int, int] = {}  # by part: the last block of which something is packed
         if begin < end:
-            ranges, holders = section.find(np.array([[begin, end]], np.int64))
-            blocks, rows = np.unique(holders[::-1], return_index=True)  # in which row from the end each block is last
-            for holder, place in zip(blocks.tolist(), ranges[::-1][rows, 1].tolist(), strict=True):
+            for holder, place in section.last_places(begin, end):
                 block = section.blocks[holder]
                 self._places[block.part] = block.start.after(place)
-                counts += self._waiting.pop(block.part, Counts())
+                if block.part in self._waiting:
+                    counts.append(self._waiting.pop(block.part))
                 newest[block.part] = holder
             if self._taken and not self._is_validation(section):
-                self._count_taken(section, ranges, holders, section.holders_of_eots(begin, end))
+                self._count_taken(section, begin, end)
         while ended < len(section.ends) and section.ends[ended][0] <= end:
             holder = section.ends[ended][1]
             block = section.blocks[holder]
             part, ended = block.part, ended + 1
             if holder < newest.get(part, 0):
-                counts += block.counts
+                counts.append(block.counts)
             elif _is_safe_end(block):
-                counts += self._waiting.pop(part, Counts()) + block.counts
+                if part in self._waiting:
+                    counts.append(self._waiting.pop(part))
+                counts.append(block.counts)
                 self._places[part] = block.end
             else:
-                self._waiting[part] = self._waiting.get(part, Counts()) + block.counts
-        return ended, counts
+                self._waiting[part] = self._waiting.get(part, _NO_COUNTS) + block.counts
+        return ended, functools.reduce(operator.add, counts) if counts else _NO_COUNTS
 
-    def _count_taken(self, section: Section, ranges: Ranges, holders: Positions, holders_of_eots: Positions) -> None:
-        """Add ranges, and the EOTs in them, to what is taken of each part."""
+    def _count_taken(self, section: Section, begin: int, end: int) -> None:
+        """Add the tokens of a section from `begin` up to `end`, and the EOTs in them, to what is taken of each part."""
+        ranges, holders = section.find(np.array([[begin, end]], np.int64))
         part_of = np.array([block.part for block in section.blocks], np.int64)
-        parts, lengths, of_eots = part_of[holders], ranges[:, 1] - ranges[:, 0], part_of[holders_of_eots]
+        parts, lengths = part_of[holders], ranges[:, 1] - ranges[:, 0]
+        of_eots = part_of[section.holders_of_eots(begin, end)]
         self._taken = tuple(
             Taken(one.tokens + int(lengths[parts == part].sum()), one.documents + int((of_eots == part).sum()))
             for part, one in enumerate(self._taken)
