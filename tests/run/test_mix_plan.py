@@ -279,3 +279,21 @@ def test_the_values_for_programs(tmp_path: Path, data: tuple[Path, int, int]) ->
     alone = plan_values(make_plan(runs.job_of(tmp_path / "o", folder / "b.parquet"), trial_seconds=0))
     (part,) = alone["parts"]
     assert (part["weight"], part["tokens"], part["share"], part["ends_after_tokens"]) == (None, short, 1.0, short)
+
+
+@pytest.mark.parametrize("until", ["first-exhausted", "all-exhausted"])
+@pytest.mark.parametrize("limit", [None, 5000])
+def test_a_build_takes_what_was_planned(
+    tmp_path: Path, data: tuple[Path, int, int], until: str, limit: int | None
+) -> None:
+    """To one document of each part: with epochs, files for validation, and a limit."""
+    folder, *_ = data
+    first = {"input": (f"{folder}/a.parquet",), "weight": 7, "epochs": 2, "val_input": (f"{folder}/b.parquet",)}
+    tables = (first, {"input": (f"{folder}/b.parquet",), "weight": 3})
+    settings = {"parts": tables, "mix_until": until, "max_tokens": limit, "shard_tokens": 1000}
+    forecast = make_plan(runs.job_of(tmp_path / "out", **settings), trial_seconds=0).forecast
+    manifest = runs.build_inline(tmp_path / "out", **settings)
+    taken = [one.tokens for one in manifest.taken]
+    assert list(forecast.taken) == [pytest.approx(tokens, abs=70) for tokens in taken]
+    if limit is None and until == "all-exhausted":
+        assert forecast.taken == (*taken,)
