@@ -217,9 +217,8 @@ class Schedule(Generic[Worker]):
         task, worker = self._unfinished[tokens.batch]
         held = task.held[tokens.block]
         order = WriteOrder(tokens.batch, tokens.block, tuple(placements), last)
-        held.order = (
-            order if held.order is None else replace(order, placements=held.order.placements + order.placements)
-        )
+        before = held.order.placements if held.order is not None else ()
+        held.order = replace(order, placements=before + order.placements) if before else order
         futures: list[Future[None]] = [Future() for _ in placements]
         held.futures.extend(futures)
         if not held.present:
