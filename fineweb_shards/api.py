@@ -27,7 +27,8 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 from fineweb_shards.api_process import CommandProcess, OnEvent
 from fineweb_shards.errors import InputError, UsageError
 from fineweb_shards.events import Event
-from fineweb_shards.watching.run_files import Snapshot
+from fineweb_shards.system.json_values import make
+from fineweb_shards.watching.run_files import PartShare, Snapshot
 
 AnyPath = str | PathLike[str]
 Documents = Iterable[str | Mapping[str, Any]]
@@ -60,6 +61,9 @@ class Settings(OutputSettings, total=False):
     split: str | Sequence[str]
     revision: str | Sequence[str]
     parts: Sequence[Mapping[str, Any]]
+    weight: float | str | Sequence[float | str]
+    epochs: int | Sequence[int]
+    mix_until: Literal["first-exhausted", "all-exhausted"]
     download: bool
     keep_downloads: bool
     max_outage: int | str
@@ -117,6 +121,19 @@ class BuildResult:
     verified: bool
     peak_memory_bytes: int
     warnings: tuple[str, ...]
+    parts: tuple[PartShare, ...]  # of a mix
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """What the stream would take of a part of the input. None: unknown before it is read."""
+
+    weight: int | None  # a whole number; None without weights
+    epochs: int
+    available_tokens: int | None  # in all its epochs
+    tokens: int | None  # of these, without files that are for validation
+    share: float | None  # in the tokens of all parts
+    ends_after_tokens: int | None  # of the stream; None also if the part does not run out
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +151,7 @@ class PlanResult:
     done_tokens: int  # by earlier runs
     tokens_per_second: float | None  # in a trial of one second
     seconds: float | None
+    parts: tuple[PlannedPart, ...]
     verdict: str
     warnings: tuple[str, ...]
     text: str  # the lines that `plan` prints
@@ -154,6 +172,7 @@ class ExportResult:
     new_tokens: int
     seconds: float
     warnings: tuple[str, ...]
+    parts: tuple[PartShare, ...]  # of a mix
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +199,7 @@ class StatusResult:
     resume: str | None  # the command, if there is something left to do
     events: tuple[str, ...]  # the last lines of the log
     snapshot: Snapshot | None  # the run a few seconds ago
+    parts: tuple[PartShare, ...]  # of a mix, in finished shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +298,7 @@ def status(folder: AnyPath) -> StatusResult:
     """Return how far a build is, from any process."""
     values = _run(["status", fspath(folder)], quiet=True)
     heartbeat = values.pop("heartbeat")
-    return _make(StatusResult, {**values, "snapshot": Snapshot(**heartbeat["snapshot"]) if heartbeat else None})
+    return _make(StatusResult, {**values, "snapshot": make(Snapshot, heartbeat["snapshot"]) if heartbeat else None})
 
 
 @overload
@@ -366,7 +386,7 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
         elif name == "parts":
             words += [f"--part={_part_words(part)}" for part in value]
         elif isinstance(value, (list, tuple)):
-            words += [f"{flag}={fspath(item)}" for item in value]
+            words += [f"{flag}={fspath(item) if isinstance(item, PathLike) else item}" for item in value]
         else:
             words.append(f"{flag}={value}")
     return words
@@ -416,4 +436,7 @@ def _make(kind: type[Result], values: Mapping[str, Any]) -> Result:
     """Make a dataclass of JSON; lists become tuples, and keys that it has no field for are left out."""
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    if "parts" in names:
+        part_kind: type[Any] = PlannedPart if kind is PlanResult else PartShare
+        frozen["parts"] = tuple(make(part_kind, part) for part in frozen["parts"])
     return kind(**{name: value for name, value in frozen.items() if name in names})

@@ -21,6 +21,7 @@ from fineweb_shards import errors
 from fineweb_shards.errors import Interrupted, QuarantineError, ShardError, UsageError, WorkerError
 from fineweb_shards.events import Event
 from fineweb_shards.storage.local import END_MARK
+from fineweb_shards.system.json_values import make
 from fineweb_shards.system.shell_commands import CALLER_VARIABLE
 from fineweb_shards.watching.run_files import Snapshot
 
@@ -127,7 +128,7 @@ class CommandProcess:
             case "message":
                 on_event(Event(values["kind"], values["text"]))
             case "progress":
-                on_event(Snapshot(**values))
+                on_event(make(Snapshot, values))
             case "result":
                 self._result = values
             case "error":

@@ -37,10 +37,19 @@ def parse_seconds(text: str) -> int:
 
 def parse_ratio(text: str) -> float:
     """Parse a share: `0.0005`, `5e-4` or `0.05%`."""
-    number, unit = _parse_number(text, "0.0005, 5e-4 or 0.05%")
+    return float(_parse_share(text, "0.0005, 5e-4 or 0.05%"))
+
+
+def parse_weight(text: str) -> Fraction:
+    """Parse a weight, exactly: `7`, `0.7` or `70%`."""
+    return _parse_share(text, "7, 0.7 or 70%")
+
+
+def _parse_share(text: str, examples: str) -> Fraction:
+    number, unit = _parse_number(text, examples)
     if unit not in ("", "%"):
-        raise ValueError(f"{text!r} is not a number such as 0.0005, 5e-4 or 0.05%")
-    return float(number / 100 if unit else number)
+        raise ValueError(f"{text!r} is not a number such as {examples}")
+    return number / 100 if unit else number
 
 
 def _parse_whole(text: str, units: dict[str, int], more_units: dict[str, int], examples: str) -> int:

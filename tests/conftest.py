@@ -6,6 +6,7 @@ import locale
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -97,6 +98,17 @@ def disk_path() -> Iterator[Path]:
     """A folder on the disk, always: where memory is measured, files must not be part of it."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def handlers_kept() -> Iterator[None]:
+    """A test that runs a command in this process leaves the signals to the next one as they were."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    hook = sys.unraisablehook
+    yield
+    sys.unraisablehook = hook
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 # Outside tests/layouts these represent all of them in `make test`: shards of NumPy, a header before tokens, and a file

@@ -28,7 +28,7 @@ SETTING_GROUPS = {
     "input on the Hugging Face hub": (
         "dataset", "name", "split", "revision", "download", "keep_downloads",
     ),
-    "input of several parts": ("parts",),
+    "input of several parts": ("parts", "weight", "epochs", "mix_until"),
     "which documents": ("where", "min_tokens", "max_document_tokens", "max_tokens"),
     "tokenizer": ("tokenizer", "pattern", "eot", "engine", "seed"),
     "output": ("out", "scratch", "layout", "shard_tokens", "last_shard", "index", "verify", "gpus"),

@@ -17,6 +17,7 @@ from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.screen import choose_screen, print_result, put_json
+from fineweb_shards.watching.shares import shares_in
 
 
 def add_build_flags(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +94,7 @@ def summary_values(outcome: Outcome) -> dict[str, Any]:
         "folder": job.output.store.location,
         "shards": manifest.shard_count,
         "bytes": sum(shard.bytes for shard in manifest.shards),
+        "parts": [asdict(part) for part in shares_in(manifest)],
         **{name: value for name, value in manifest.totals.items() if name != "shards"},
         "new_shards": outcome.new_shards,
         "new_tokens": outcome.new_tokens,

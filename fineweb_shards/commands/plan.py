@@ -19,6 +19,7 @@ from fineweb_shards.run.plan import (
     Plan,
     check_disk,
     make_plan,
+    mix_rows,
     plan_warnings,
     short_rows,
     show_estimate,
@@ -89,6 +90,9 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
     before_tokens = next(number for number, (name, _) in enumerate(rows) if name == "tokens")
     documents = show_estimate(extent.documents, exact=extent.documents_exact)
     rows.insert(before_tokens, ("documents", documents))
+    if config.mix:
+        after_mix = 1 + next(number for number, (name, _) in enumerate(rows) if name == "mix")
+        rows[after_mix:after_mix] = mix_rows(plan)
     if config.executor == "ray":
         rows = [row for row in rows if row[0] != "machine"]  # this one
         rows.append(("time", "depends on the cluster: docs/cluster.md has a table"))
@@ -108,6 +112,7 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
 def plan_values(plan: Plan) -> dict[str, Any]:
     """Return the plan as values for JSON."""
     extent, left, speed = plan.extent, plan.tokens_left, plan.tokens_per_second
+    config, forecast = plan.job.config, plan.forecast
     return {
         "folder": plan.job.output.store.location,
         "tokens": extent.tokens,
@@ -120,6 +125,17 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "done_tokens": plan.done_tokens,
         "tokens_per_second": speed,
         "seconds": left / speed if left is not None and speed else None,
+        "parts": [
+            {
+                "weight": own.weight,
+                "epochs": own.epochs,
+                "available_tokens": forecast.available[number],
+                "tokens": forecast.taken[number],
+                "share": forecast.shares()[number],
+                "ends_after_tokens": forecast.ends[number],
+            }
+            for number, own in enumerate(config.part_configs)
+        ],
         "warnings": plan_warnings(plan),
     }
 

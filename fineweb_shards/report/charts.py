@@ -1,6 +1,6 @@
 """Describe charts by values in the units of their axes, and compute pixels; `chart.html` writes them as SVG.
 
-The page needs only two kinds of charts, so no library draws them. Colours come from the page's style sheet, so that
+The page needs only three kinds of charts, so no library draws them. Colours come from the page's style sheet, so that
 dark mode works and the Content-Security-Policy has to allow only one style sheet. On a phone a chart is scrolled,
 because a drawing that is merely scaled down can't be read.
 """
@@ -11,7 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import ClassVar
+
+from fineweb_shards.units import show_count
 
 _MOST_STEPS = 7  # of the vertical axis
 _COLUMN_SPACE = 0.1  # on either side of a column
@@ -28,21 +31,22 @@ class Stretch:
     begin: float
     end: float
     value: float = 0.0
-    title: str = ""  # shown by browsers under the pointer
+    title: str = ""  # of a column: shown by browsers under the pointer; of the last limit: its name
 
 
 @dataclass(frozen=True)
 class Chart:
     """The content of a chart, and its places in pixels. Both axes begin at 0."""
 
-    form: str  # "over-time" or "columns", see page.css
+    form: str  # "over-time", "columns" or "shares", see page.css
     title: str  # read aloud by screen readers
     show: Callable[[float], str]  # formats a value
     end: float  # of the horizontal axis
     labels: Sequence[Label]
     columns: Sequence[Stretch] = ()
     lines: Sequence[Sequence[Place]] = ()
-    limits: Sequence[Stretch] = ()  # values not to be exceeded; one above the axis is named at the axis's end
+    limits: Sequence[Stretch] = ()  # values to compare with; one above the axis is named at the axis's end
+    areas: Sequence[tuple[str, Sequence[Place]]] = ()  # a title and an outline each; page.css gives each its colour
     bands: Sequence[tuple[float, float]] = ()  # from one place to another, over the whole height
     dots: Sequence[float] = ()  # at the top
     width: ClassVar[int] = 780
@@ -56,7 +60,8 @@ class Chart:
     def steps(self) -> list[float]:
         """The labelled values of the vertical axis. A limit far above what was used would press the line to the ground,
         so it does not count."""
-        values = [value for line in self.lines for _, value in line]
+        outlines = [*self.lines, *(outline for _, outline in self.areas)]
+        values = [value for line in outlines for _, value in line]
         return round_steps(max([*values, *(column.value for column in self.columns)], default=0.0))
 
     def x(self, value: float) -> float:
@@ -81,6 +86,28 @@ def make_columns(title: str, names: Sequence[str], values: Sequence[float], show
     every = math.ceil(len(names) / _MOST_NAMES)
     labels = [(place + 0.5, names[place]) for place in range(0, len(names), every)]
     return Chart("columns", title, show, len(values), labels, columns=columns)
+
+
+def stack_shares(title: str, names: Sequence[str], rows: Sequence[Sequence[int]], wanted: Sequence[float]) -> Chart:
+    """Make a chart of shares along a stream, stacked up to 100 %. Each row has the tokens of each name in the next
+    stretch of the stream; the wanted shares are lines between the areas."""
+    places = list(accumulate((sum(row) for row in rows), initial=0))
+    areas, below = [], [0.0] * len(rows)
+    for number, name in enumerate(names):
+        above = [100 * sum(row[: number + 1]) / sum(row) for row in rows]
+        outline = [*_draw_steps(places, above), *reversed(_draw_steps(places, below))]
+        areas.append((name, outline))
+        below = above
+    limits = [Stretch(0, places[-1], 100 * value) for value in list(accumulate(wanted))[:-1]]
+    # The last label is the end of the stream, and has the space for it.
+    inner = [step for step in round_steps(places[-1]) if step < 0.94 * places[-1]]
+    labels = [(place, show_count(place)) for place in (*inner, places[-1])]
+    return Chart("shares", title, "{:.0f} %".format, places[-1], labels, limits=limits, areas=areas)
+
+
+def _draw_steps(places: Sequence[float], values: Sequence[float]) -> list[Place]:
+    """Return a line that has each value from one place to the next."""
+    return [(place, value) for ends, value in zip(pairwise(places), values, strict=True) for place in ends]
 
 
 def round_steps(highest: float) -> list[float]:

@@ -1,15 +1,19 @@
-"""Make the report's sections about what is in the shards: lengths of documents, frequent tokens, what was left out, the
-files with their hashes, and the settings they were made with."""
+"""Make the report's sections about what is in the shards: the parts of a mix, lengths of documents, frequent tokens,
+what was left out, the files with their hashes, and the settings they were made with."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import pairwise
 
 from fineweb_shards.reading.statistics import TokenStatistics, bucket_range, spell
-from fineweb_shards.report.charts import make_columns
+from fineweb_shards.report.charts import make_columns, stack_shares
 from fineweb_shards.report.facts import Facts, Section, Table
+from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_bytes, show_count, show_number_of
+from fineweb_shards.watching.shares import shares_in, show_share
 
+_STRETCHES = 150  # of the chart of a mix
 _SHOWN_TOKENS = 25
 _SHOWN_QUARANTINED = 100
 _SHOWN_SHARDS = 1000
@@ -26,6 +30,44 @@ LEFT_OUT = (
     ("short_documents", "Left out by --min-tokens", "document", ""),
     ("long_documents", "Left out by --max-document-tokens", "document", ""),
 )
+
+
+def list_parts(facts: Facts) -> Section | None:
+    """Return the parts of a mix as a table, and their shares along the stream as a chart, if a shard is finished; None
+    if the input is no mix."""
+    manifest = facts.status.manifest
+    shares = shares_in(manifest) if manifest is not None else ()
+    if manifest is None or not shares:
+        return None
+    rows = [
+        [
+            str(number),
+            part.label,
+            show_share(part.requested_share),
+            show_share(part.share),
+            f"{part.tokens:,}",
+            f"{part.documents:,}",
+            f"{part.epoch:,} of {part.epochs:,}{', exhausted' if part.exhausted else ''}",
+        ]
+        for number, part in enumerate(shares, 1)
+    ]
+    numbers = dict.fromkeys(("requested", "achieved", "tokens", "documents"), "number")
+    table = Table({"part": "part", "input": "text", **numbers, "epoch": "name"}, rows)
+    # The records of one checkpoint, and those of files for validation, have what the one before has.
+    counts = [*dict.fromkeys([(0,) * len(shares), *(_tokens_of(record) for record in manifest.shards)])]
+    last = len(counts) - 1
+    if not last:
+        return {"table": table, "chart": None}
+    stretches = min(last, _STRETCHES)
+    thin = [counts[round(number * last / stretches)] for number in range(stretches + 1)]
+    made = [[end - begin for begin, end in zip(*both, strict=True)] for both in pairwise(thin)]
+    title = f"Shares of {len(shares):,} parts along {show_count(sum(thin[-1]))} tokens"
+    names = [part.label for part in shares]
+    return {"table": table, "chart": stack_shares(title, names, made, [part.requested_share for part in shares])}
+
+
+def _tokens_of(record: ShardRecord) -> tuple[int, ...]:
+    return tuple(part.tokens for part in record.taken)
 
 
 def measure_lengths(facts: Facts) -> Section | None:

@@ -59,7 +59,7 @@ def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
 class Table:
     """A table of texts."""
 
-    columns: Mapping[str, str]  # headings and their kinds: number, name, text, token or hash, see page.css
+    columns: Mapping[str, str]  # headings and their kinds: number, name, text, token, hash or part, see page.css
     rows: Sequence[Sequence[str]]
     heads: bool = False  # the first cell of a row names it
     bars: Sequence[float] = ()  # a value above 0 for each row, drawn beside its last cell

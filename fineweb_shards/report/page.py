@@ -61,6 +61,7 @@ def render_page(facts: Facts) -> str:
         runs=runs.list_runs(facts),
         over_time=runs.chart_runs(facts),
         marks=runs.list_marks(facts),
+        parts=contents.list_parts(facts),
         shards=contents.list_shards(facts),
         lengths=contents.measure_lengths(facts),
         tokens=contents.list_tokens(facts),

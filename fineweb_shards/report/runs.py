@@ -138,7 +138,7 @@ def chart_runs(facts: Facts) -> Section | None:
     if _split_runs(measured):
         memory = _make_chart("Memory in use", show_bytes, axis, measured, marks, lambda _, after: after.memory_bytes)
         budgets = [
-            Stretch(axis.position(run.begin), axis.position(run.end), run.budget_bytes)
+            Stretch(axis.position(run.begin), axis.position(run.end), run.budget_bytes, "budget")
             for run in history.runs
             if run.budget_bytes
         ]

@@ -14,9 +14,12 @@ the others.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import stat
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,14 +32,16 @@ from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.sources.hub_files import parse_hub_address, refuse_hub_address
 from fineweb_shards.storage.bucket_address import check_path, is_url
+from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.store.manifest import PART_SETTINGS
 from fineweb_shards.store.opening import open_store, scratch_folder
 from fineweb_shards.store.store import Store
+from fineweb_shards.stream.mix import ALL_EXHAUSTED, FIRST_EXHAUSTED, MOST_WEIGHT, MixRule
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.builtin_vocabularies import BUILTINS, PATTERNS
-from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds, show_count
+from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds, parse_weight, show_count
 from fineweb_shards.vocabulary import GPT2
 
 
@@ -76,6 +81,7 @@ _LIMITS = {  # the least and the most, and what is said of more
     "batch_bytes": (1024, 2**40, None),
     "min_tokens": (0, _LONGEST_LIMIT, "Longer documents are always kept."),
     "max_document_tokens": (0, _LONGEST_LIMIT, "Leave it out to keep documents of every length."),
+    "epochs": (1, 10_000, "To end the stream at a number of tokens, there is --max-tokens."),
     "max_outage": (0, 10 * 365 * 86400, "That is ten years, in seconds."),
 }
 
@@ -105,8 +111,19 @@ class Config:
         metavar="REV", bytes_=True, one_per_part=True)
     parts: tuple[Mapping[str, Any], ...] = _setting(
         (), "a part of the input with settings of its own, such as 'dataset=ORG/NAME where=\"score > 3\"'; "
-        "repeatable, instead of --dataset and --input: one part after the other; in TOML [[parts]]",
+        "repeatable, instead of --dataset and --input: one part after the other, or mixed (--weight); in TOML "
+        "[[parts]]",
         metavar="SETTINGS", flag="--part")
+    weight: Fraction | int | None = _setting(  # noqa: RUF009 - it makes a field, as for all others
+        None, "mix the parts by tokens, each with a share in proportion to its weight, such as 7, 0.7 or 70%; "
+        "for several datasets once for each", parse=parse_weight, metavar="W", bytes_=True, one_per_part=True)
+    epochs: int = _setting(
+        1, "read the documents of a part N times, front to back; for several datasets once, or once for each",
+        bytes_=True, one_per_part=True, **_COUNT)
+    mix_until: str | None = _setting(
+        None, "a mix ends when the first part runs out, or the others continue without it "
+        f"(default: {FIRST_EXHAUSTED})",
+        choices=(FIRST_EXHAUSTED, ALL_EXHAUSTED), bytes_=True)
     download: bool = _setting(False, "fetch whole files ahead instead of streaming parts of them")
     keep_downloads: bool = _setting(False, "don't delete downloaded files after use")
     max_outage: int = _setting(
@@ -197,9 +214,22 @@ class Config:
 
     @cached_property
     def part_configs(self) -> tuple[Config, ...]:
-        """The settings of each part of the input; of one that is not divided, these."""
-        parts = [dataclasses.replace(self, parts=(), **part) for part in self.parts]
-        return tuple(part._with_dataset() for part in parts or [self])
+        """The settings of each part of the input; of one that is not divided, these. Weights are whole numbers."""
+        parts = [dataclasses.replace(self, parts=(), **part) for part in self.parts] or [self]
+        # Exactly: a float from Python counts as what its repr says.
+        weights = [Fraction(str(part.weight)) for part in parts if part.weight is not None]
+        if any(weights) and len(weights) == len(parts):
+            scale = Fraction(math.lcm(*(one.denominator for one in weights)))
+            scale /= math.gcd(*(int(one * scale) for one in weights))
+            pairs = zip(parts, weights, strict=True)
+            parts = [dataclasses.replace(part, weight=int(one * scale)) for part, one in pairs]
+        return tuple(part._with_dataset() for part in parts)
+
+    @cached_property
+    def mix(self) -> MixRule | None:
+        """How the parts are mixed; None: one after the other."""
+        weights = [int(part.weight) for part in self.part_configs if part.weight is not None]
+        return MixRule(tuple(weights), self.mix_until == ALL_EXHAUSTED) if weights else None
 
     def _with_dataset(self) -> Config:
         """Return the settings of a part with the dataset that its input names by an address; in place of a config and a
@@ -244,7 +274,8 @@ class Config:
         """Return the settings that change the output, for the manifest."""
         fields = (field for field in dataclasses.fields(self) if field.metadata["bytes"])
         values = {field.name: getattr(self, field.name) for field in fields}
-        return {**values, "shard_tokens": self.shard_tokens or DEFAULT_SHARD_TOKENS}
+        defaults = {"shard_tokens": DEFAULT_SHARD_TOKENS, "mix_until": FIRST_EXHAUSTED}
+        return {**values, **{name: getattr(self, name) or default for name, default in defaults.items()}}
 
     @property
     def leaves_validation_to_layout(self) -> bool:
@@ -284,6 +315,7 @@ class Config:
             raise UsageError(
                 f"--val-input and --{given[0].replace('_', '-')} exclude each other.", "Name one of the two."
             )
+        self._check_weights()
         self._check_limits(_LIMITS.keys() - PART_KEYS)
         if self.ray_address and self.executor != "ray":
             raise UsageError(
@@ -299,6 +331,48 @@ class Config:
         for number, part in enumerate(self.part_configs, 1):
             with concerning(f"Part {number}" if self.parts else ""):
                 part._check_part()
+
+    def _check_weights(self) -> None:
+        weights = {number: part.get("weight", self.weight) for number, part in enumerate(self.parts or ({},), 1)}
+        given = {number: Fraction(str(one)) for number, one in weights.items() if one is not None}
+        if not given:
+            if self.mix_until is not None:
+                raise UsageError(
+                    f"--mix-until {self.mix_until}: no part has a weight, so nothing is mixed.",
+                    "Give each part one, such as --part 'dataset=ORG/NAME weight=7', or leave it out.",
+                )
+            return
+        shown = {number: f"--weight {float(one):.12g}" for number, one in given.items()}
+        if len(weights) == 1:
+            raise UsageError(
+                f"{shown[1]}: there is nothing to mix, as the input has only one part.",
+                "Name the others, each with its weight, as in --part 'dataset=ORG/NAME weight=3', or leave it out.",
+            )
+        for number in weights:
+            if number not in given:
+                first = next(iter(given))
+                raise UsageError(
+                    f"Part {number} has no weight, and part {first} has {shown[first]}.",
+                    "Give every part a weight, to mix them, or none, to read them one after the other.",
+                )
+            if given[number] <= 0:
+                raise UsageError(
+                    f"Part {number}: {shown[number]}: must be more than 0.",
+                    "Leave the part out if you want nothing of it.",
+                )
+        least, most = min(given, key=given.__getitem__), max(given, key=given.__getitem__)
+        if given[most] > MOST_WEIGHT * given[least]:
+            raise UsageError(
+                f"Part {least}: {shown[least]}: part {most} has more than a million times of it, {shown[most]}.",
+                "Choose weights that are closer to each other, or leave the part out.",
+            )
+        whole = [int(part.weight or 0) for part in self.part_configs]
+        if max(whole) > MOST_WEIGHT:
+            raise UsageError(
+                f"Part {most}: {shown[most]}: is {max(whole):,} if all weights are whole numbers; at most "
+                f"{MOST_WEIGHT:,} is possible.",
+                "Round the weights, for example to three digits.",
+            )
 
     def _check_limits(self, names: Collection[str]) -> None:
         for name in sorted(names):
@@ -324,6 +398,12 @@ class Config:
                     "For FineWeb-Edu: --dataset HuggingFaceFW/fineweb-edu",
                 )
         self._check_limits(_LIMITS.keys() & PART_KEYS)
+        if self.epochs > 1 and (pipe := next(filter(_is_pipe, self.input), None)):
+            what = "standard input" if pipe == STANDARD_INPUT else "a pipe"
+            raise UsageError(
+                f"--epochs {self.epochs:,}: --input {pipe} is {what}, which can be read only once.",
+                "Write it to a file first, or leave --epochs out.",
+            )
         if self.max_document_tokens is not None and self.max_document_tokens < self.min_tokens:
             raise UsageError(
                 f"--max-document-tokens {self.max_document_tokens:,} is below --min-tokens "
@@ -355,6 +435,13 @@ class Config:
                 f"--separator {self.separator!r}: must be valid text of 1 to 64 characters.",
                 "Use blank, line, none, or a string that stands between documents.",
             )
+
+
+def _is_pipe(path: str) -> bool:
+    try:
+        return path == STANDARD_INPUT or stat.S_ISFIFO(os.stat(os.path.expanduser(path)).st_mode)
+    except (OSError, ValueError):  # whoever opens it explains what is wrong
+        return False
 
 
 def _is_broken(text: str) -> bool:

@@ -36,7 +36,13 @@ def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
         if values.get("parts"):
             raise UsageError(
                 f"Several --{next(iter(lists))} and --part exclude each other.",
-                "Name every part of the input by --part.",
+                "Name every part of the input by --part, with all settings of its own.",
+            )
+        if not lists.keys() - {"weight", "epochs"}:  # each of these parts would have the whole input
+            name, items = next(iter(lists.items()))
+            raise UsageError(
+                f"There are {len(items)} --{name}, and the input is one part.",
+                f"Name each part with its own, as in --part 'input=PATH {name}=2'.",
             )
         if len({*map(len, lists.values())}) > 1:
             counts = " and ".join(f"{len(items)} --{name}" for name, items in lists.items())
@@ -107,8 +113,9 @@ def parse_part(text: str) -> dict[str, Any]:
 
 
 def _from_toml(path: str, field: dataclasses.Field[Any], value: Any, *, of_part: bool) -> Any:
-    several = field.metadata["one_per_part"] and isinstance(value, list) and not of_part
-    if isinstance(field.default, tuple) or several:
+    if field.metadata["one_per_part"] and isinstance(value, list) and not of_part:
+        return tuple(_from_toml(path, field, item, of_part=True) for item in value)
+    if isinstance(field.default, tuple):
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
             raise UsageError(f"{path}: {field.name} = {value!r}: must be a string or a list of strings.")

@@ -275,6 +275,7 @@ def _open_part(
     else:
         source = _open_files(config, settings, output, begun, notes, observer)
     _refuse_files_without_columns(config, source)
+    source = replace(source, epochs=config.epochs)
     if config.separator == AUTO:
         if recorded is not None and has_shards:  # keeps what it was begun with
             files = recorded_separators(source.files, recorded.files)

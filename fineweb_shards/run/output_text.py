@@ -21,6 +21,7 @@ from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import show_bytes, show_count, show_number_of
+from fineweb_shards.watching.shares import share_rows, shares_in
 
 _MOST_EXPECTED_FILES = 20_000
 _SHOWN_STRAYS = 3
@@ -183,6 +184,7 @@ def result_lines(
         f"{kind:<10} {manifest.shard_count:,}, {size}",
         f"{'tokens':<10} {manifest.tokens:,}{of_them}",
         f"{'documents':<10} {manifest.documents:,}",
+        *(f"{name:<10} {text}" for name, text in share_rows(shares_in(manifest))),
         *facts,
         *(f"{'note':<10} {note}" for note in (*notes, *output_notes(spec, manifest))),
         *closing,

@@ -4,6 +4,9 @@ Parquet footers give the number of documents and the sizes, FineWeb's `token_cou
 also of those documents that --where and the limits keep. Everything else is estimated from a few batches spread over
 the files, and marked as an estimate.
 
+Of a mix the weights decide how much is read of each part, and which one runs out first (`forecast_parts`). The tokens
+are exact to one document of each part: the lengths of single documents are not known.
+
 The plan's text here is the short one, for the beginning of a build; `plan` shows more (commands/plan.py).
 """
 
@@ -13,8 +16,9 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from fineweb_shards.errors import BadFileError, DiskFullError, NoTrainingError
 from fineweb_shards.formats.parquet import ParquetFormat
@@ -27,8 +31,9 @@ from fineweb_shards.run.input_sample import (
 )
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.output_text import expect_files, reader_warnings, stray_warnings, training_error
-from fineweb_shards.storage.place import STANDARD_INPUT
+from fineweb_shards.storage.place import STANDARD_INPUT, InputFile
 from fineweb_shards.storage.streams import expansion_of
+from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.system.machine import busy_cores, free_disk_bytes, usable_cores
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.types import Cursor, Cursors
@@ -71,6 +76,36 @@ class Extent:
             self.documents_exact and other.documents_exact,
         )
 
+    def scaled(self, factor: Fraction | int) -> Extent:
+        """Return the extent of so many times the documents, or of a share of them, rounded."""
+        documents = None if self.documents is None else round(self.documents * factor)
+        tokens = None if self.tokens is None else round(self.tokens * factor)
+        return replace(self, documents=documents, tokens=tokens, batches=math.ceil(self.batches * factor))
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """How many tokens a stream takes of each part of the input, and where the parts run out. Files for validation,
+    which a mix reads first, are not counted. None: not known."""
+
+    available: tuple[int | None, ...]  # tokens that a part has, in all its epochs
+    taken: tuple[int | None, ...]  # up to the end of the stream
+    # How many tokens the stream has, those for validation included, when it is a part's turn that has run out; None
+    # also if that does not happen.
+    ends: tuple[int | None, ...]
+    cut: bool  # the stream ends at the limit
+
+    @property
+    def first_end(self) -> int | None:
+        """The part that runs out first, of several the first one."""
+        ended = [(end, number) for number, end in enumerate(self.ends) if end is not None]
+        return min(ended)[1] if ended else None
+
+    def shares(self) -> tuple[float | None, ...]:
+        """Return the share of each part in the tokens of all."""
+        total = sum(filter(None, self.taken))
+        return tuple(None if one is None or None in self.taken else one / max(1, total) for one in self.taken)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -78,12 +113,14 @@ class Plan:
 
     job: Job
     extent: Extent
-    part_extents: tuple[Extent, ...]  # without --max-tokens
+    part_extents: tuple[Extent, ...]  # of what each part has, read once
+    forecast: Forecast
     separator_rows: list[tuple[str, str]]  # to show how text files, if there are any, are split
     first_documents: list[str]
     tokens_per_second: float | None  # of all workers, by a trial on this machine
     free_bytes: int
-    read_share: float = 1.0  # of the input's bytes that a run will read, which --max-tokens may end early
+    read_bytes: int  # of the input, by all runs together: --max-tokens may end early, epochs count each time
+    bytes_to_fetch: int  # still, in whole batches; an estimate unless it is all of the input
     done_tokens: int = 0  # in finished shards
     fetched_bytes: int = 0  # over the network, for this plan
     busy_cores: float = 0.0  # with other programs, before the build
@@ -100,14 +137,6 @@ class Plan:
         return None if left is None else self.job.output.shard_format.size_bytes(left)
 
     @property
-    def bytes_to_fetch(self) -> int:
-        """The number of bytes still to be fetched, in whole batches; an estimate unless it is all of the input."""
-        share, batches = self.read_share, self.extent.batches
-        if batches:
-            share = math.ceil(share * batches) / batches
-        return round(share * self.job.source.size_bytes)
-
-    @property
     def shards(self) -> int | None:
         if self.extent.tokens is None:
             return None
@@ -120,49 +149,163 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_token
 
     `start` is where a run will begin, after `done_tokens`: from the hub nothing before it is fetched.
     """
+    config = job.config
     with contextlib.closing(job.source.reopened()) as source:
-        opened, limit = replace(job, source=source), job.config.max_tokens
-        extents: list[Extent] = []
-        separator_rows: list[tuple[str, str]] = []
-        first_documents: list[str] = []
-        seconds: float | None = 0.0  # that one worker would take for everything
-        before = 0
-        for number, (part, first) in enumerate(zip(source.parts, start or source.starts, strict=True)):
-            sampled_from = first if part.costs_requests else _BEGINNING
-            # A small sample is for the estimates: those of `plan` and of `build` must not differ. A large one, of which
-            # as much is encoded as there is time for, is for the speed.
-            sample = take_sample(opened, number, QUICK_SAMPLE_BYTES, sampled_from, download=not trial_seconds)
-            extents.append(_measure_extent(sample, first, every_footer=trial_seconds > 0))
-            separator_rows += sample.separator_rows()
-            before += sum(file.size_bytes for file in part.files[: first.file])
-            if trial_seconds:
-                large = take_sample(opened, number, _SAMPLE_BYTES // len(source.parts), sampled_from, download=False)
-                speed = large.tokens_per_second(trial_seconds / len(source.parts))
-                first_documents += large.show_documents()
-                tokens = extents[-1].tokens
-                seconds = seconds + tokens / speed if speed and tokens and seconds is not None else None
-        extent = functools.reduce(operator.add, extents)
-        limited = extent
-        if limit is not None:
-            limited = replace(limited, documents_exact=False)
-        if limit is not None and extent.tokens is not None and extent.tokens > limit:
-            documents = None if extent.documents is None else round(extent.documents * limit / extent.tokens)
-            limited = replace(limited, documents=documents, tokens=limit)
-        passed = source.share_before(start or source.starts) or before / max(1, source.size_bytes)
-        read_share = limited.tokens / extent.tokens if extent.tokens and limited.tokens else 1.0
-        alone = extent.tokens / seconds if extent.tokens and seconds else None
-        return Plan(
-            job,
-            limited,
-            tuple(extents),
-            separator_rows,
-            first_documents,
-            alone * job.budget.workers * _PARALLEL_EFFICIENCY if alone else None,
-            free_disk_bytes(job.folder),
-            max(0.0, read_share - passed),
-            done_tokens,
-            busy_cores=busy_cores(),
-        )
+        opened, starts = replace(job, source=source), start or source.starts
+        parts = [_measure_part(opened, number, first, trial_seconds) for number, first in enumerate(starts)]
+    forecast, taken = _take_from(parts, config.mix, config.max_tokens)
+    extent = functools.reduce(operator.add, taken)
+    if forecast.cut:
+        extent = replace(extent, tokens=extent.tokens and config.max_tokens)
+    takes_all = config.mix is None or config.mix.until_all  # else the last documents depend on their lengths
+    extent = replace(
+        extent,
+        exact=extent.exact and (takes_all or forecast.cut),
+        documents_exact=extent.documents_exact and takes_all and config.max_tokens is None,
+    )
+    read_bytes = to_fetch = 0
+    tokens, seconds = 0, 0.0  # of those parts of which something is taken, by one worker
+    for part, one in zip(parts, taken, strict=True):
+        share, batches = part.share_of(one), part.whole.batches
+        read_bytes += round(share * part.size_bytes)
+        left = max(0.0, share - part.passed)
+        to_fetch += round((math.ceil(left * batches) / batches if batches else left) * part.size_bytes)
+        if one.tokens != 0:
+            is_known = one.tokens is not None and part.tokens_per_second
+            seconds += (one.tokens or 0) / part.tokens_per_second if is_known else math.inf
+            tokens += one.tokens or 0
+    alone = tokens / seconds if seconds else 0.0
+    return Plan(
+        job,
+        extent,
+        tuple(part.val + part.train for part in parts),
+        forecast,
+        [row for part in parts for row in part.separator_rows],
+        [text for part in parts for text in part.first_documents],
+        alone * job.budget.workers * _PARALLEL_EFFICIENCY or None,
+        free_disk_bytes(job.folder),
+        read_bytes,
+        to_fetch,
+        done_tokens,
+        busy_cores=busy_cores(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredPart:
+    """What is known of a part of the input."""
+
+    val: Extent  # files for validation, where they are counted by themselves
+    train: Extent  # the others, once
+    epochs: int
+    size_bytes: int  # of its files, each as often as it is read
+    passed: float  # the share of them that is before the cursor
+    separator_rows: list[tuple[str, str]]
+    first_documents: list[str]
+    tokens_per_second: float  # of one worker; 0: unknown
+
+    @property
+    def whole(self) -> Extent:
+        return self.val + self.train.scaled(self.epochs)
+
+    def share_of(self, extent: Extent) -> float:
+        """Return how much of it that is; all, if that is not known."""
+        tokens = self.whole.tokens
+        return extent.tokens / tokens if tokens and extent.tokens is not None else 1.0
+
+
+def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) -> _MeasuredPart:
+    """Look at a part of the input, from a cursor on if every look costs requests."""
+    part, own = job.source.parts[number], job.config.part_configs[number]
+    first = start if part.costs_requests else _BEGINNING
+    # A small sample is for the estimates: those of `plan` and of `build` must not differ. A large one, of which as much
+    # is encoded as there is time for, is for the speed.
+    sample = take_sample(job, number, QUICK_SAMPLE_BYTES, first, download=not trial_seconds)
+    if not sample.read_bytes and first != _BEGINNING:  # a part that is done would seem to be empty
+        first = _BEGINNING
+        sample = take_sample(job, number, QUICK_SAMPLE_BYTES, first, download=not trial_seconds)
+    # Files for validation are measured by themselves where they count in another way than the others.
+    val_files = part.val_files if job.config.mix or own.epochs > 1 else 0
+    val, train = (
+        _measure_extent(sample, files, first, every_footer=trial_seconds > 0)
+        for files in (part.files[:val_files], part.files[val_files:])
+    )
+    bytes_before = sum(part.file(number).size_bytes for number in range(start.file))
+    speed, documents = 0.0, []
+    if trial_seconds:
+        parts = len(job.source.parts)
+        large = take_sample(job, number, _SAMPLE_BYTES // parts, first, download=False)
+        speed, documents = large.tokens_per_second(trial_seconds / parts) or 0.0, large.show_documents()
+    return _MeasuredPart(
+        val,
+        train,
+        own.epochs,
+        part.read_bytes,
+        part.share_before(start) or bytes_before / max(1, part.read_bytes),
+        sample.separator_rows(),
+        documents,
+        speed,
+    )
+
+
+def _take_from(
+    parts: Sequence[_MeasuredPart], rule: MixRule | None, limit: int | None
+) -> tuple[Forecast, list[Extent]]:
+    """Return what a stream of up to `limit` tokens takes of each part, with the files for validation."""
+    before = sum(part.val.tokens or 0 for part in parts)
+    train = [part.train.scaled(part.epochs) for part in parts]
+    forecast = forecast_parts(rule, [one.tokens for one in train], limit, before=before)
+    taken = [
+        part.val + (one.scaled(Fraction(tokens, one.tokens)) if tokens is not None and one.tokens else one)
+        for part, one, tokens in zip(parts, train, forecast.taken, strict=True)
+    ]
+    return forecast, taken
+
+
+def forecast_parts(
+    rule: MixRule | None, available: Sequence[int | None], limit: int | None = None, *, before: int = 0
+) -> Forecast:
+    """Forecast what a stream of up to `limit` tokens takes of its parts, of which this many tokens are `available`
+    (None: unknown); `before` tokens, for validation, come first. Without a rule it is one part after the other.
+
+    With the keys of stream/mix.py: a part runs out at the key tokens / weight, and up to the key k the stream takes k
+    times the weight of each part that has not run out. That is right to one document of each part.
+    """
+    taken: list[int | None] = []
+    ends: list[int | None] = [None] * len(available)
+    if rule is None:
+        done: int | None = before
+        for number, tokens in enumerate(available):
+            if tokens is None or done is None:
+                taken.append(None)
+                done = None
+                continue
+            taken.append(tokens if limit is None else max(0, min(tokens, limit - done)))
+            done += taken[-1] or 0
+            ends[number] = done if taken[-1] == tokens else None
+        return Forecast(tuple(available), tuple(taken), tuple(ends), cut=done is not None and None in ends)
+    key, total, weight = Fraction(0), Fraction(before), sum(rule.weights)  # the weight of those that have not run out
+    is_over = False
+    known = [(number, tokens) for number, tokens in enumerate(available) if tokens is not None]
+    for end, number in sorted((Fraction(tokens, rule.weights[number]), number) for number, tokens in known):
+        total_there = total + weight * (end - key)
+        if limit is not None and total_there >= limit:
+            break
+        key, total, weight = end, total_there, weight - rule.weights[number]
+        ends[number] = round(total)
+        is_over = not rule.until_all or not weight
+        if is_over:
+            break
+    is_endless = not is_over and limit is None
+    if not is_over and limit is not None:
+        key += max(Fraction(0), limit - total) / weight
+    for number, tokens in enumerate(available):
+        reached = math.floor(rule.weights[number] * key)
+        if is_endless and ends[number] is None:
+            taken.append(None)
+        else:
+            taken.append(reached if tokens is None else min(tokens, reached))
+    return Forecast(tuple(available), tuple(taken), tuple(ends), cut=not is_over and not is_endless)
 
 
 def check_disk(plan: Plan) -> None:
@@ -186,15 +329,20 @@ def check_disk(plan: Plan) -> None:
 def split_error(plan: Plan) -> NoTrainingError | None:
     """Return the error if it is certain that nothing would be left to train on. Where only an estimate says so, the end
     of the stream will tell."""
-    job, extent, files = plan.job, plan.extent, plan.job.source.files
+    job, extent = plan.job, plan.extent
+    files = [
+        (file, own.epochs)
+        for part, own in zip(job.source.parts, job.config.part_configs, strict=True)
+        for file in part.files
+    ]
     limit = job.config.max_tokens or math.inf
     most = math.inf
     if extent.exact and extent.tokens:
         most = extent.tokens
     elif job.vocabulary.reference == GPT2.reference and all(  # others have normalizers
-        FORMATS[file.format].is_text and not file.compression and not file.is_pipe for file in files
+        FORMATS[file.format].is_text and not file.compression and not file.is_pipe for file, _ in files
     ):
-        most = sum(file.size_bytes * _MOST_TOKENS_PER_BYTE + 1 for file in files)
+        most = sum((file.size_bytes * _MOST_TOKENS_PER_BYTE + 1) * epochs for file, epochs in files)
     most = min(limit, most)
     if plan.done_tokens or most > job.output.split_rule.val_tokens:
         return None
@@ -203,14 +351,14 @@ def split_error(plan: Plan) -> NoTrainingError | None:
     return training_error(job.output, job.config, tokens, extent.documents or 1, about=about)
 
 
-def _measure_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -> Extent:
-    """Count or estimate the documents and tokens of a part of the input."""
+def _measure_extent(sample: InputSample, files: tuple[InputFile, ...], start: Cursor, *, every_footer: bool) -> Extent:
+    """Count or estimate the documents and tokens of files of a part of the input."""
     job, part = sample.job, sample.part
-    files = tuple(file for file in part.files if file.problem is None)
+    files = tuple(file for file in files if file.problem is None)
     if any(file.is_pipe for file in files) or (every_footer and any(file.is_missing for file in files)):
         return Extent(None, None, exact=False)  # `plan` downloads nothing
     if all(isinstance(part.reader_of(file), ParquetFormat) for file in files):
-        seen = _parquet_extent(sample, start, every_footer=every_footer)
+        seen = _parquet_extent(sample, files, start, every_footer=every_footer)
         is_counted = len(files) <= REMOTE_FOOTERS or not part.costs_requests
         if part.settings.where is not None or sample.limits:
             is_counted = seen.exact
@@ -219,7 +367,7 @@ def _measure_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -
         if seen.exact or not every_footer:
             return seen
         # What is not known exactly is estimated as `build` does it; the footers have told the documents.
-        return replace(seen, tokens=_parquet_extent(sample, start, every_footer=False).tokens)
+        return replace(seen, tokens=_parquet_extent(sample, files, start, every_footer=False).tokens)
     measured = sample.measured
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
@@ -245,14 +393,14 @@ def _measure_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -
     return _within_limits(Extent(documents, tokens, exact=False, batches=batches), measured)
 
 
-def _parquet_extent(sample: InputSample, start: Cursor, *, every_footer: bool) -> Extent:
+def _parquet_extent(sample: InputSample, files: tuple[InputFile, ...], start: Cursor, *, every_footer: bool) -> Extent:
     """Count documents by the footers, and tokens by `token_count`; estimate tokens if a file lacks it."""
     part, limits = sample.part, sample.limits
-    files = tuple(file for file in part.files if file.problem is None)
     most = len(files) if every_footer else _FOOTERS_AT_ONCE
     chosen = files[:most]
     if part.costs_requests:
-        chosen = files[start.file :][: REMOTE_FOOTERS if every_footer else 1] or files[-1:]
+        ahead = tuple(file for file in files if file.index >= start.file)
+        chosen = ahead[: REMOTE_FOOTERS if every_footer else 1] or files[-1:]
     rows = documents = text_bytes = counted = batches = 0
     all_counted = True
     for file in chosen:
@@ -307,13 +455,21 @@ def short_lines(plan: Plan) -> list[str]:
 
 
 def plan_warnings(plan: Plan) -> list[str]:
-    """Return warnings about problems that the loader of the files will have, as far as the plan can tell."""
+    """Return warnings about problems that the loader of the files will have, and about a mix that ends at once, as far
+    as the plan can tell."""
     job, extent = plan.job, plan.extent
     warnings = stray_warnings(job.output.store, job.layout)
+    if job.config.mix and not job.config.mix.until_all and 0 in plan.forecast.available:
+        empty = plan.forecast.available.index(0)
+        about = "" if plan.part_extents[empty].exact else "By the estimate: "
+        warnings.append(
+            f"{about}part {empty + 1} has no document, and the mix ends at its first turn. Leave it out, or choose "
+            "--mix-until all-exhausted."
+        )
     if extent.tokens and extent.documents and not split_error(plan):
         exact = extent.exact and job.output.split_rule.counts_tokens
         val_bytes = sum(file.size_bytes for file in job.source.files if file.for_validation)
-        share = val_bytes / max(1, job.source.size_bytes)
+        share = val_bytes / max(1, plan.read_bytes)
         files = expect_files(job.output, extent.tokens, extent.documents, exact=exact, val_files_share=share)
         about = "" if exact else "By the estimate: "
         warnings += [f"{about}{warning}" for warning in reader_warnings(job.output, files, made=False)]
@@ -330,12 +486,14 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     fetch = ""
     if job.is_remote:
         whole = plan.bytes_to_fetch == source.size_bytes
-        fetch = " to fetch" if whole else f", about {show_bytes(plan.bytes_to_fetch)} of it to fetch"
+        of_it = " of it" if plan.bytes_to_fetch < source.size_bytes else ""
+        fetch = " to fetch" if whole else f", about {show_bytes(plan.bytes_to_fetch)}{of_it} to fetch"
         fetch += f", {show_bytes(plan.fetched_bytes)} fetched for this plan" if plan.fetched_bytes else ""
     several = len(source.parts) > 1
     if several:
         total = f"{show_number_of(len(source.files), 'file')}, {show_bytes(source.size_bytes)}"
-        yield "input", f"{len(source.parts)} parts, one after the other: {total}{fetch}"
+        how = "mixed by tokens" if job.config.mix else "one after the other"
+        yield "input", f"{len(source.parts)} parts, {how}: {total}{fetch}"
     for number, (part, config) in enumerate(zip(source.parts, job.config.part_configs, strict=True), 1):
         files = [file for file in part.files if not file.is_pipe]
         named = [file for file in part.files if file.is_pipe and file.path != STANDARD_INPUT]
@@ -350,6 +508,12 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
             extent = plan.part_extents[number - 1]
             shown += f", {show_estimate(extent.tokens, exact=extent.exact)} tokens" if extent.tokens else ""
         yield f"part {number}" if several else "input", shown
+        if job.config.mix:
+            share = show_share(float(job.config.mix.shares()[number - 1]))
+            epochs = f", {config.epochs:,} epochs" if config.epochs > 1 else ""
+            yield "weight", f"{config.weight:,} ({share}){epochs}"
+        elif config.epochs > 1:
+            yield "epochs", f"{config.epochs:,}, one after the other"
         if config.where:
             yield "kept", f"documents with {config.where}"
         limits = [f"at least {config.min_tokens:,}"] if config.min_tokens else []
@@ -357,8 +521,48 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         limits += [f"at most {most:,}"] if most is not None else []
         if limits:
             yield "kept", f"documents of {' and '.join(limits)} tokens"
+    if job.config.mix:
+        yield "mix", _mix_end(plan)
     for note in job.notes:
         yield "note", note
+
+
+def _mix_end(plan: Plan) -> str:
+    """Say when a mix ends, and which part runs out first."""
+    forecast, first = plan.forecast, plan.forecast.first_end
+    unknown = [f"part {number}" for number, tokens in enumerate(forecast.available, 1) if tokens is None]
+    doubt = f", unless {' or '.join(unknown)}, of unknown size, does so before" if unknown else ""
+    rule = plan.job.config.mix
+    assert rule is not None
+    after = "" if first is None else f"after about {show_count(forecast.ends[first] or 0)} tokens"
+    if first is None:
+        if forecast.cut:
+            return f"until --max-tokens, before any part runs out{doubt}"
+        return "until all parts run out" if rule.until_all else "until a part runs out"
+    if not rule.until_all:
+        return f"until part {first + 1} runs out, {after}{doubt}"
+    if forecast.cut:
+        return f"until --max-tokens; part {first + 1} runs out before, {after}{doubt}"
+    return f"until all parts run out; part {first + 1} is first, {after}{doubt}"
+
+
+def mix_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what the stream takes of each part of a mix."""
+    forecast = plan.forecast
+    columns = zip(forecast.available, forecast.taken, forecast.shares(), forecast.ends, strict=True)
+    for number, (available, taken, share, end) in enumerate(columns, 1):
+        if taken is None:
+            yield "", f"part {number}: tokens unknown before the end"
+            continue
+        of = f"all {show_count(taken)}" if taken == available else show_count(taken)
+        of += f" of {show_count(available)}" if available is not None and taken != available else ""
+        shown = f"part {number}: {of} tokens" + ("" if share is None else f", {show_share(share)}")
+        yield "", shown + ("" if end is None else f", runs out after {show_count(end)}")
+
+
+def show_share(share: float) -> str:
+    """Return a share in percent."""
+    return f"{100 * share:.3g} %"
 
 
 def _tokenizer_rows(job: Job) -> Iterator[tuple[str, str]]:
@@ -384,6 +588,8 @@ def _output_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "tokens", show_estimate(None, exact=False)
     else:
         how = "exact, from token_count" if extent.exact else "an estimate"
+        if not extent.exact and all(one.exact for one in plan.part_extents):
+            how = "exact to a document of each part"
         yield "tokens", f"{show_estimate(extent.tokens, exact=extent.exact)} ({how})"
         if job.layout.one_file:
             yield "files", f"one for each split ({job.layout.name}), in {location}"

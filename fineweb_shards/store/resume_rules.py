@@ -35,7 +35,7 @@ def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any])
         raise ChangedError(f"The input had {counts}")
     for number, (old_part, new_part) in enumerate(zip(before.parts, now.parts, strict=True), 1):
         old_settings, new_settings = before.settings | old_part.settings, now.settings | new_part.settings
-        for name in sorted(old_settings.keys() | new_settings.keys()):
+        for name in sorted((old_settings.keys() | new_settings.keys()) - {"weight"}):
             default = defaults.get(name)
             old, new = old_settings.get(name, default), new_settings.get(name, default)
             if old != new and name == "exported_from":
@@ -46,6 +46,11 @@ def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any])
                     # A dataset without a split was named by the address of its files.
                     is_address = name in ("dataset", "name", "revision") and new_settings.get("split") == ""
                     raise _changed_error("--input" if is_address else f"--{name.replace('_', '-')}", old, new)
+    # All together: a part's weight means nothing without the others'.
+    old_weights, new_weights = ([part.settings.get("weight") for part in one.parts] for one in (before, now))
+    if old_weights != new_weights:
+        old, new = (":".join(map(str, filter(None, weights))) for weights in (old_weights, new_weights))
+        raise _changed_error("--weight", old, new)
     if before.vocabulary != now.vocabulary:
         raise _changed_error("The vocabulary", before.vocabulary, now.vocabulary)
 

@@ -186,6 +186,7 @@ class Monitor:
             fetched_bytes_per_second=self._fetch_speed.per_second,
             waited_seconds=progress.waited_seconds,
             nodes=executor.nodes,
+            parts=progress.shares,
         )
 
 

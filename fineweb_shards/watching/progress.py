@@ -11,14 +11,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.types import Cursors, ShardRecord, Taken
+from fineweb_shards.store.manifest import InputPart
+from fineweb_shards.types import Cursor, Cursors, ShardRecord, Taken
 from fineweb_shards.units import show_number_of
-from fineweb_shards.watching.run_files import EventLog, History
+from fineweb_shards.watching.run_files import EventLog, History, PartShare
 from fineweb_shards.watching.screen import Screen
+from fineweb_shards.watching.shares import find_shares
 
 ReadShare = Callable[[Cursors], float | None]
 # The plan's guess has the weight of a measurement over this share of the input.
@@ -104,6 +106,7 @@ class Progress(Observer):
         history: History | None = None,
         *,
         finished: Iterable[ShardRecord] = (),
+        parts: Sequence[InputPart] = (),
     ) -> None:
         self.began = time.monotonic()
         self.screen = screen or Screen()
@@ -115,24 +118,30 @@ class Progress(Observer):
         self.fetched_bytes = 0  # over the network, in this run
         self.waited_seconds = 0.0  # in which no token was made; counted by the monitor
         self.total = Total(None)
+        self.planned_tokens: Sequence[int | None] = ()
         self._log = log
-        self._places: Cursors = ()
+        self._parts = parts
+        last = self.records[-1] if self.records else None
+        self._places: Cursors = last.end if last else tuple(Cursor(0, 0) for _ in parts)
+        self._taken = last.taken if last else ()
         self._read_share: ReadShare = lambda places: None
         self._verified: Counter[str] = Counter()  # file name to the number of its records read back
         self._waits: dict[str, str] = {}  # cause to reason
         self._lock = threading.Lock()
 
-    def expect(self, total: Total, read_share: ReadShare) -> None:
-        """Set the estimate of the stream; `read_share` returns how much of the input is before a place."""
-        self.total, self._read_share = total, read_share
+    def expect(self, total: Total, read_share: ReadShare, planned_tokens: Sequence[int | None] = ()) -> None:
+        """Set the estimate of the stream; `read_share` returns how much of the input is before a place,
+        `planned_tokens` is what each part of it has."""
+        self.total, self._read_share, self.planned_tokens = total, read_share, planned_tokens
 
     def advance(self, tokens: int, shard: int, places: Cursors, taken: tuple[Taken, ...] = ()) -> None:
-        """Add `tokens` that were packed into a shard; the stream has now reached `places`."""
+        """Add `tokens` that were packed into a shard; the stream has now reached `places`; `taken` is what a mix has
+        taken from its parts by then."""
         if shard != self.shard:
             self.shard, self.shard_tokens = shard, 0
         self.tokens += tokens
         self.shard_tokens += tokens
-        self._places = places
+        self._places, self._taken = places, taken
 
     def finish_shards(self, records: Iterable[ShardRecord]) -> None:
         """Add shards that are now in the manifest, and log each."""
@@ -157,6 +166,11 @@ class Progress(Observer):
         records = Counter(record.name for record in self.records[:])
         with self._lock:
             return sum(count == records[name] for name, count in self._verified.items())
+
+    @property
+    def shares(self) -> tuple[PartShare, ...]:
+        """What a mix has taken from its parts so far; nothing if it is none."""
+        return find_shares(self._parts, self._taken, self._places)
 
     @property
     def begun(self) -> bool:

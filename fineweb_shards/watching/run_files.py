@@ -127,6 +127,20 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PartShare:
+    """How much of a mix comes from one of its parts, without files that are for validation only."""
+
+    label: str
+    tokens: int  # EOTs included
+    documents: int
+    share: float  # of the tokens, from 0 to 1
+    requested_share: float  # by the weights
+    epoch: int  # the one that is being read, from 1
+    epochs: int  # after which the part is exhausted
+    exhausted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that is shown about a run. Tokens are counted over all runs in the folder."""
 
@@ -151,6 +165,7 @@ class Snapshot:
     fetched_bytes_per_second: float | None = None  # over the last minutes of work
     waited_seconds: float = 0.0  # of this run, in which no token was made
     nodes: int = 0  # of a cluster; 0: all workers are on this machine
+    parts: tuple[PartShare, ...] = ()  # of a mix
 
     @property
     def share(self) -> float | None:

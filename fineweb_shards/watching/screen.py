@@ -226,6 +226,8 @@ def describe(snapshot: Snapshot) -> str:
         parts.append(f"{show_bytes(snapshot.fetched_bytes_per_second)}/s fetched")
     if snapshot.seconds_left is not None:
         parts.append(f"{show_seconds(snapshot.seconds_left)} left")
+    if any(part.tokens for part in snapshot.parts):
+        parts.append(f"shares {' : '.join(f'{100 * part.share:.1f}' for part in snapshot.parts)} %")
     parts.append(describe_machine(snapshot))
     if snapshot.state == State.WAITING:
         parts.append(snapshot.reason)

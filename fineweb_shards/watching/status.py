@@ -16,7 +16,7 @@ import shlex
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fineweb_shards.store.manifest import Manifest, find_manifest
@@ -28,6 +28,7 @@ from fineweb_shards.units import show_bytes, show_count, show_number_of, show_se
 from fineweb_shards.watching import screen
 from fineweb_shards.watching.run_files import Heartbeat, State, last_lines, load_heartbeat
 from fineweb_shards.watching.screen import describe_machine, describe_tokens
+from fineweb_shards.watching.shares import share_rows, shares_in
 
 RUNNING = "running"
 # Different from those of errors.py: these are answers, not failures.
@@ -105,6 +106,7 @@ def folder_values(store: Store, manifest: Manifest | None) -> dict[str, Any]:
         "tokens": manifest.tokens if manifest else 0,
         "documents": manifest.documents if manifest else 0,
         "bytes": sum(shard.bytes for shard in manifest.shards) if manifest else 0,
+        "parts": [asdict(part) for part in shares_in(manifest)] if manifest else [],
     }
 
 
@@ -114,13 +116,16 @@ def status_lines(status: Status) -> list[str]:
     if status.state == State.STOPPED:
         command = resume_command(status)
         rows.append(("resume", command) if command else ("next", "rerun the same build command to resume"))
+    shares = shares_in(manifest) if manifest is not None else ()
     if status.heartbeat is not None and status.state == RUNNING:
         rows += _run_rows(status.heartbeat)
+        shares = status.heartbeat.snapshot.parts or shares
     if manifest is not None:
         size = show_bytes(sum(shard.bytes for shard in manifest.shards))
         counted = f"{manifest.tokens:,} tokens, {show_number_of(manifest.documents, 'document')}"
         rows += [("shards", f"{manifest.shard_count:,} finished, {size}"), ("contents", counted)]
         rows += [("layout", manifest.settings["layout"]), ("validation", manifest.split_rule.describe())]
+    rows += share_rows(shares)
     lines = [f"{name:<10} {text}" for name, text in rows]
     if status.events:
         lines += ["", "last events", *(f"  {event}" for event in status.events)]

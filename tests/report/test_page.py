@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.report import facts
-from fineweb_shards.report.page import write_report
+from fineweb_shards.report.facts import Facts
+from fineweb_shards.report.page import render_page, write_report
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import save_manifest
 from fineweb_shards.types import Quarantined
 from fineweb_shards.watching.run_files import Heartbeat, History, Invocation, Mark, Point
+from fineweb_shards.watching.status import Status
 from tests.report.chromium import NAMES, Chromium, find_browser
 from tests.report.page_payloads import MARK, PAYLOADS
 from tests.support import runs
-from tests.support.example_run import SNAPSHOT
+from tests.support.example_run import SNAPSHOT, mix_manifest
 from tests.support.inputs import write_jsonl
 
 pytestmark = pytest.mark.full
@@ -165,6 +167,28 @@ def test_every_text_can_be_read(browser: Chromium, page: str, width: int, dark: 
     """Contrast of at least 4.5 to 1 (WCAG AA), in both schemes."""
     browser.show(page, width=width, dark=dark)
     browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    ratio, where = browser.evaluate(CONTRAST)
+    assert ratio >= 4.5, where
+
+
+@pytest.mark.parametrize(("width", "dark"), VIEWS)
+def test_a_mix_can_be_read(browser: Chromium, tmp_path: Path, width: int, dark: bool) -> None:
+    """Six parts with long names: requested and achieved shares are inside the screen, each part has its own colour."""
+    manifest = mix_manifest([40, 25, 15, 10, 8, 2], [40, 25, 15, 10, 8, 2], [80, 50, 15, 20, 16, 2])
+    for part in manifest.parts:
+        part.settings["dataset"] += "/a-name-without-any-space" * 3
+    status = Status(FolderStore(tmp_path), "stopped", manifest, None, [])
+    (tmp_path / "page.html").write_text(render_page(Facts(status, History())))
+    browser.show((tmp_path / "page.html").as_uri(), width=width, dark=dark)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    table = "document.querySelector('[aria-labelledby=parts-of-the-mix] table')"
+    assert browser.evaluate(f"{table}.rows[6].cells[3].getBoundingClientRect().right") <= width
+    fills = browser.evaluate("[...document.querySelectorAll('.area')].map(area => getComputedStyle(area).fill)")
+    keys = browser.evaluate(
+        f"[...{table}.querySelectorAll('.key')].map(key => getComputedStyle(key, '::before').backgroundColor)"
+    )
+    assert keys == fills
+    assert len(set(fills)) == 6
     ratio, where = browser.evaluate(CONTRAST)
     assert ratio >= 4.5, where
 

@@ -100,6 +100,21 @@ def test_repeated_datasets_share_what_is_said_once(hub: StandInHub, home: Path, 
     assert "sample-10BT" in refused.stderr
 
 
+def test_a_dataset_that_is_done_keeps_its_size(hub: StandInHub, home: Path, tmp_path: Path) -> None:
+    """In the plan of a resume, although nothing of it is left to read."""
+    out, environment = tmp_path / "out", fourteen_files.environment(hub, home)
+
+    def first_part() -> str:
+        done = forked.run_command("plan", *PARTS, *FLAGS, "--out", out, **environment)
+        assert done.returncode == 0, done.stderr
+        return next(line for line in done.stdout.splitlines() if line.startswith("part 1"))
+
+    before = first_part()
+    assert forked.run_command("build", *PARTS, *FLAGS, "--out", out, **environment).returncode == 0
+    runs.forget_after(out, 1)
+    assert first_part() == before
+
+
 @pytest.mark.promise("a changed source or setting is refused by name")
 def test_a_changed_dataset_is_refused_by_name(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     """Another condition of the second one, another order, one of the two gone, and a file of the second one that is not

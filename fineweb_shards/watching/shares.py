@@ -1,0 +1,61 @@
+"""How much of a mix comes from each of its parts, beside what was requested: for the screen, `status`, the result of a
+build and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from fineweb_shards.store.manifest import InputPart, Manifest
+from fineweb_shards.types import Cursor, Cursors, Taken
+from fineweb_shards.units import show_number_of
+from fineweb_shards.watching.run_files import PartShare
+
+
+def find_shares(parts: Sequence[InputPart], taken: Sequence[Taken], end: Cursors) -> tuple[PartShare, ...]:
+    """Return the parts of a mix at one place of its stream; none if the input is no mix."""
+    weights = [part.settings.get("weight") or 0 for part in parts]
+    if not weights or not all(weights):
+        return ()
+    taken = taken or [Taken()] * len(parts)
+    tokens = sum(one.tokens for one in taken)
+    shares = []
+    for part, weight, one, cursor in zip(parts, weights, taken, end, strict=True):
+        # A cursor counts the files on through the epochs, but for those that are for validation, the first ones.
+        val_files = sum(1 for _ in takewhile(lambda file: file.get("for_validation"), part.files))
+        files, read = len(part.files) - val_files, max(0, cursor.file - val_files)
+        epochs = part.settings.get("epochs") or 1
+        epoch = min(epochs, read // files + 1) if files else epochs
+        share = one.tokens / tokens if tokens else 0.0
+        requested = weight / sum(weights)
+        exhausted = read >= files * epochs
+        shares.append(PartShare(part.label, one.tokens, one.documents, share, requested, epoch, epochs, exhausted))
+    return tuple(shares)
+
+
+def shares_in(manifest: Manifest) -> tuple[PartShare, ...]:
+    """Return the same for the finished shards of a folder. A plain export of a mix is none: its records count no
+    parts."""
+    if not manifest.shards:
+        return find_shares(manifest.parts, (), tuple(Cursor(0, 0) for _ in manifest.parts))
+    last = manifest.shards[-1]
+    return find_shares(manifest.parts, last.taken, last.end) if last.taken else ()
+
+
+def share_rows(shares: Sequence[PartShare]) -> list[tuple[str, str]]:
+    """Return a name and a text for each part, for people."""
+    rows = []
+    for number, part in enumerate(shares, 1):
+        shown = f"{show_share(part.share)} ({show_share(part.requested_share)} requested)"
+        counted = f"{part.tokens:,} tokens, {show_number_of(part.documents, 'document')}"
+        epoch = f", epoch {part.epoch:,} of {part.epochs:,}" if part.epochs > 1 else ""
+        ended = ", exhausted" if part.exhausted else ""
+        rows.append((f"part {number}", f"{part.label}: {shown}, {counted}{epoch}{ended}"))
+    return rows
+
+
+def show_share(share: float) -> str:
+    """Format a share: `70.00 %`; a tiny one with its first two digits, `0.0012 %`."""
+    percent = 100 * share
+    exponent = int(f"{percent:.1e}".partition("e")[2])
+    return f"{percent:.{max(2, 1 - exponent)}f} %"
