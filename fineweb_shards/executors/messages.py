@@ -17,6 +17,10 @@ from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
 from fineweb_shards.types import Batch, EncodedBlock, Placement, Quarantined
 
+# Of a large batch, before its worker waits for tokens to be written. The parent may hold back those of an unfinished
+# document, up to 10 million, and the block in which it begins (stream/length_limits.py): together at most 90 MB, for
+# which nobody may wait.
+MOST_HELD_BYTES = 96 * 2**20
 # To seal a segment, or to write the sidecars of a finished file; `WorkerSpec.finish_file` does it.
 FileWork = Segment | FinishedFile
 

@@ -65,7 +65,7 @@ class Schedule(Generic[Worker]):
         replace_unreadable: ReplaceUnreadable,
         quarantined: Iterable[Quarantined] = (),
     ) -> None:
-        self._window_bytes = window_bytes
+        self.window_bytes = window_bytes
         self._queued_batches = queued_batches  # the most that one worker may have
         self._replace_unreadable = replace_unreadable
         # By lane: in order, not yet output; the first is output next.
@@ -118,7 +118,7 @@ class Schedule(Generic[Worker]):
         blocks were output, the stream waits for this lane, and for no other."""
         if self._pending or self._is_alone():
             return False
-        if not self._unfinished or self.in_flight_bytes < self._window_bytes:
+        if not self._unfinished or self.in_flight_bytes < self.window_bytes:
             return True
         if not awaited or self._tasks[lane]:
             return False
@@ -128,7 +128,7 @@ class Schedule(Generic[Worker]):
         return not any(all(block.is_placed for block in blocks) for blocks in held)
 
     def add(self, batch: Batch, lane: int = 0) -> None:
-        task = Task(batch, self._batches, lane, is_large=batch.size_bytes > self._window_bytes)
+        task = Task(batch, self._batches, lane, is_large=batch.size_bytes > self.window_bytes)
         self._batches += max(1, len(batch.members))  # so that each file has a number, if it needs one
         self._tasks[lane].append(task)
         self._pending.append(task)

@@ -18,19 +18,21 @@ from typing import Any, Generic, Self
 
 import numpy as np
 
-from fineweb_shards.errors import ShardError, WorkerError
+from fineweb_shards.errors import InputError, ShardError, WorkerError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import ChooseListing, Executor, Result, choose_first
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.messages import FileWork
+from fineweb_shards.executors.messages import MOST_HELD_BYTES, FileWork
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import Death, Task, Worker
 from fineweb_shards.sources.source import Parts
+from fineweb_shards.storage.place import HUB
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
 from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.system.background import in_background
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
+from fineweb_shards.units import show_bytes
 
 # Before anything is measured: a token of English has 4.6 bytes, so this is rather too much than too little.
 _BYTES_PER_TOKEN = 6
@@ -159,6 +161,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         self._observer = observer or Observer()
         self._waits = Waits(self._observer)
         unreadable = partial(replace_unreadable, spec.source)
+        self._is_mix = False
         self._schedule: Schedule[Worker] = Schedule(window_bytes, queued_batches, unreadable, quarantined)
         self._producers: dict[int, Producer] = {}  # of the listings that have not ended
         self._choose: ChooseListing = choose_first
@@ -206,7 +209,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         wanted_tokens: Callable[[], int | None] = lambda: None,
         choose: ChooseListing = choose_first,
     ) -> Generator[EncodedBlock]:
-        self._cutoff, self._choose = MaxTokensCutoff(wanted_tokens), choose
+        self._cutoff, self._choose, self._is_mix = MaxTokensCutoff(wanted_tokens), choose, len(listings) > 1
         ahead = max(1, self._ahead // len(listings))
         producers = {lane: Producer(batches, ahead, self._wake) for lane, batches in enumerate(listings)}
         self._producers = dict(producers)
@@ -223,7 +226,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
                 for lane in ended:
                     if (failure := producers.pop(lane).failure) is not None:
                         raise failure
-                    if len(listings) > 1:
+                    if self._is_mix:
                         nothing = np.empty(0, self._spec.vocabulary.dtype), NO_POSITIONS
                         yield EncodedBlock(None, None, *nothing, part=lane, ends_part=True)
         finally:
@@ -261,12 +264,33 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         while (lane := self._next_lane()) is not None:
             producer = self._producers[lane]
             if (batch := producer.take()) is not None:
+                if self._is_mix:
+                    self._refuse_large(batch)
                 self._schedule.add(batch, lane)
                 return True
             if not producer.ended:
                 return False
             del self._producers[lane]
         return False
+
+    def _refuse_large(self, batch: Batch) -> None:
+        """Refuse a batch of a mix whose worker would have to wait until its tokens are written: these wait until
+        documents of the other parts are encoded, perhaps by the same worker."""
+        room = self._schedule.window_bytes
+        most_bytes = batch.size_bytes * self._spec.vocabulary.dtype.itemsize  # if each byte is a token
+        if batch.size_bytes <= room or most_bytes <= MOST_HELD_BYTES:
+            return
+        file = self._spec.source.file_of(batch)
+        what = "row group" if file.format == "parquet" else "the batch at position"
+        hint = "Give more memory with --max-memory."
+        if file.is_remote:
+            local = "Use --download" if file.place == HUB else "Copy it to this machine"
+            hint = f"{local}: from the disk it is read in slices. Or give more memory with --max-memory."
+        raise InputError(
+            f"{file.path}: {what} {batch.position:,} has {show_bytes(batch.size_bytes)} of text. In a mix it has to "
+            f"wait for the other parts, and the memory has room for {show_bytes(room)} of text in flight.",
+            f"{hint} The same command resumes.",
+        )
 
 
 def replace_unreadable(source: Parts, task: Task, death: Death) -> EncodedBlock | WorkerError:

@@ -37,9 +37,6 @@ Order = WorkOrder | WriteOrder | FileOrder  # to a worker
 OUT_OF_MEMORY_EXIT_CODE = 112  # it is not known which document needed too much
 THREAD_FAILED_EXIT_CODE = 113  # without that thread it might never answer
 _ALIVE_EVERY_SECONDS = 60.0
-# Of a large batch. The parent may hold back the tokens of an unfinished document, up to 10 million, and the block in
-# which it begins (stream/length_limits.py): together at most 90 MB, for which nobody may wait.
-_MOST_HELD_BYTES = 96 * 2**20
 
 
 def send_order(pipe: connection.Connection, order: Order, worker_pid: int) -> None:
@@ -158,7 +155,7 @@ class Worker:
                             self._tokens[order.number, index] = tokens
                     self._outbox.send(messages.Encoded(index, block))
                     if order.is_large:
-                        self._wait_for_writes()
+                        self._wait_for_writes(order.number)
                 self._outbox.send(self._outbox.take_done())
             except MemoryError:
                 os._exit(OUT_OF_MEMORY_EXIT_CODE)
@@ -169,10 +166,14 @@ class Worker:
             except Exception as error:
                 self._outbox.send(messages.Failed(batch_bug(self._source, order.batch, error)))
 
-    def _wait_for_writes(self) -> None:
-        """Wait until few tokens are held: a disk or an upload may be slower than the encoder."""
+    def _wait_for_writes(self, batch: int) -> None:
+        """Wait until few tokens of a batch are held: a disk or an upload may be slower than the encoder."""
+
+        def held_bytes() -> int:
+            return sum(tokens.nbytes for (number, _), tokens in list(self._tokens.items()) if number == batch)
+
         with self._dropped:
-            while sum(tokens.nbytes for tokens in list(self._tokens.values())) > _MOST_HELD_BYTES:
+            while held_bytes() > messages.MOST_HELD_BYTES:
                 if not self._dropped.wait(_ALIVE_EVERY_SECONDS):
                     self._outbox.send(messages.Alive())
 
