@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -128,8 +128,9 @@ class TokenWriter:
 
     def write(self, tokens: Tokens, placement: Placement) -> None:
         """Write ranges of tokens where they belong."""
-        path, writes = placement.path, deque(self._divide(tokens, placement))
-        self._unsynced_bytes += sum(len(data) for _, data in writes)
+        path, writes = placement.path, self._divide(tokens, placement)
+        lengths = placement.ranges[:, 1] - placement.ranges[:, 0]
+        self._unsynced_bytes += self._format.size_bytes(int(lengths.sum()))
         self._disk.attempt(partial(self._write_all, path, writes))
         if self._unsynced_bytes >= SYNC_EVERY_BYTES:
             self._unsynced_bytes = 0
@@ -147,26 +148,31 @@ class TokenWriter:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def _divide(self, tokens: Tokens, placement: Placement) -> Iterator[tuple[int, memoryview]]:
-        """Yield what to write, and the byte from which on; ranges that follow one another in the file are one."""
+    def _divide(self, tokens: Tokens, placement: Placement) -> deque[tuple[int, memoryview]]:
+        """Return what to write, and the byte from which on; ranges that follow one another in the file are one."""
         first, last = int(placement.ranges[0, 0]), int(placement.ranges[-1, 1])
         data = self._format.to_bytes(tokens[first:last])
         spans = self._format.size_bytes(placement.ranges - first)
         ends = placement.offsets + spans[:, 1] - spans[:, 0]
-        bounds = [0, *(np.flatnonzero(placement.offsets[1:] != ends[:-1]) + 1).tolist(), len(spans)]
-        offsets, rows = placement.offsets.tolist(), spans.tolist()
-        for start, stop in pairwise(bounds):
-            parts = [data[begin:end] for begin, end in rows[start:stop]]
-            yield offsets[start], parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+        starts = np.concatenate([[0], np.flatnonzero(placement.offsets[1:] != ends[:-1]) + 1])  # of what is written
+        offsets = placement.offsets[starts].tolist()
+        parts = [data[begin:end] for begin, end in spans.tolist()]
+        if len(parts) > len(offsets):
+            groups = pairwise([*starts.tolist(), len(parts)])
+            parts = [
+                parts[start] if start + 1 == stop else memoryview(b"".join(parts[start:stop])) for start, stop in groups
+            ]
+        return deque(zip(offsets, parts, strict=True))
 
     def _write_all(self, path: str, writes: deque[tuple[int, memoryview]]) -> None:
         """Write these, each of which is taken away once it is written: what is left is tried again."""
+        seek, write, begin = os.lseek, os.write, os.SEEK_SET  # not `pwrite`, which Windows lacks
         with output_errors(Path(path)):
             file = self._open(path)
             while writes:
                 offset, data = writes[0]
-                os.lseek(file, offset, os.SEEK_SET)  # not `pwrite`, which Windows lacks
-                written = os.write(file, data)
+                seek(file, offset, begin)
+                written = write(file, data)
                 if written < len(data):
                     writes[0] = offset + written, data[written:]
                 else:
