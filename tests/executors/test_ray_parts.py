@@ -15,7 +15,7 @@ import pytest
 from fineweb_shards.errors import UsageError, WorkerError
 from fineweb_shards.executors.ray import cluster, file_tasks
 from fineweb_shards.executors.ray.cluster import LOST, find_address, load_ray
-from fineweb_shards.executors.ray.executor import RayExecutor
+from fineweb_shards.executors.ray.executor import RayExecutor, cut_out
 from fineweb_shards.executors.ray.file_tasks import Attempt, Unwritten
 from fineweb_shards.executors.scheduled_executor import Waits
 from fineweb_shards.store.store import Segment
@@ -36,14 +36,14 @@ def placement(path: str, offset: int) -> Placement:
 def test_a_file_gets_what_belongs_before_its_end() -> None:
     """What belongs behind the end of a segment waits for the next one, and a block that is in two files is kept until
     both are written."""
-    unwritten, attempt = Unwritten(), Attempt(1)
+    unwritten, attempt = Unwritten(2), Attempt(1)
     for block in range(3):
         unwritten.receive((0, block), attempt, block, 100)
     assert (unwritten.unplaced_bytes, unwritten.placed_bytes) == (300, 0)
     unwritten.place((0, 0), 100, [placement("a", 0)])
     unwritten.place((0, 1), 100, [placement("a", 10), placement("a", 20), placement("b", 0)])
     assert (unwritten.unplaced_bytes, unwritten.placed_bytes) == (100, 200)
-    assert unwritten.fullest() == ("a", 300)
+    assert unwritten.fullest() == ("a", 3 * 2)  # what is placed counts, of however large a block
     first = unwritten.take("a", 20)
     assert [share.placement.begin for share in first] == [0, 10]
     rest = [*unwritten.take("a"), *unwritten.take("b")]
@@ -53,7 +53,7 @@ def test_a_file_gets_what_belongs_before_its_end() -> None:
     assert written == [True, False, False, True]
     unwritten.forget([(0, 0), (0, 1)])
     assert attempt.keys == {(0, 2)}
-    unwritten.forget_unplaced()
+    assert unwritten.abandon() == []
     assert (attempt.keys, unwritten.unplaced_bytes, unwritten.placed_bytes) == (set(), 0, 0)
 
 
@@ -61,7 +61,7 @@ def test_a_file_gets_what_belongs_before_its_end() -> None:
 def test_lost_tokens_are_waited_for() -> None:
     """A block that was placed waits for another attempt; one that was not is received as a new one. It may be placed
     while its tokens are lost."""
-    unwritten, lost, again = Unwritten(), Attempt(1), Attempt(2)
+    unwritten, lost, again = Unwritten(2), Attempt(1), Attempt(2)
     for block in range(2):
         unwritten.receive((0, block), lost, block, 100)
     unwritten.place((0, 0), 100, [placement("a", 0)])
@@ -76,6 +76,51 @@ def test_lost_tokens_are_waited_for() -> None:
     assert (share.block.attempt, share.block.array) == (again, 1)
     assert (late.attempt, late.array) == (again, 0)
     assert (unwritten.unplaced_bytes, unwritten.placed_bytes) == (0, 200)
+
+
+@pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
+def test_a_block_that_is_placed_in_several_steps_is_kept_until_the_last() -> None:
+    """Of a mix. What was written before its tokens were lost is not written again. Where the stream ends first, nobody
+    waits for the rest."""
+    unwritten, attempt, again = Unwritten(2), Attempt(1), Attempt(2)
+    for block in range(3):
+        unwritten.receive((0, block), attempt, block, 100)
+        step = unwritten.place((0, block), 100, [placement("a", block)], last=False)
+        assert not step.is_written
+    assert (unwritten.unplaced_bytes, unwritten.placed_bytes, unwritten.fullest()) == (0, 300, ("a", 6))
+    first, second, _ = unwritten.take("a")
+    assert not unwritten.note_written(first.block)
+    assert not unwritten.note_written(second.block)
+    unwritten.lose(attempt)
+    assert not attempt.keys
+    assert len(unwritten.blocks) == 3
+    for block in range(3):
+        unwritten.receive((0, block), again, block, 100)
+    assert unwritten.fullest() == (None, 0)
+    rest = unwritten.place((0, 0), 100, [placement("b", 0)])
+    assert not rest.is_written
+    (share,) = unwritten.take("b")
+    assert (share.block.attempt, share.placement.begin) == (again, 0)
+    assert unwritten.note_written(share.block)
+    unwritten.forget([(0, 0)])
+    (written,) = unwritten.abandon()
+    assert (written, unwritten.blocks[0, 2].is_written) == (second.block, False)
+    assert unwritten.note_written(unwritten.blocks[0, 2])
+
+
+def test_of_tokens_in_the_driver_only_what_is_placed_is_stored() -> None:
+    """A block with a seam is stored each time that some of it is placed; every token once, but for gaps."""
+    tokens = np.arange(100, dtype=np.uint16)
+    placements = [
+        Placement("a", np.array([0, 8]), np.array([[40, 42], [50, 51]])),
+        Placement("b", np.array([0]), np.array([[60, 61]])),
+    ]
+    stored, moved = cut_out(tokens, placements)
+    assert stored.tolist() == [*range(40, 61)]
+    for before, after in zip(placements, moved, strict=True):
+        assert (before.path, before.offsets.tolist()) == (after.path, after.offsets.tolist())
+        for (begin, end), (start, stop) in zip(before.ranges, after.ranges, strict=True):
+            assert tokens[begin:end].tolist() == stored[start:stop].tolist()
 
 
 def test_a_file_task_that_died_goes_to_another_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._numbers = 0  # of tasks so far
         self._running: dict[int, Attempt] = {}  # by the number of the task
         self._expected_bytes = 0  # the text that they encode
-        self._unwritten = Unwritten()
+        self._unwritten = Unwritten(spec.vocabulary.dtype.itemsize)
         self._files = NodeTasks(
             self._run,
             self._expect,
@@ -325,7 +325,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     def _abandon_output(self) -> None:
         super()._abandon_output()
-        self._unwritten.forget_unplaced()
+        for block in self._unwritten.abandon():
+            self._drop(block)
 
     # Placing and sealing
 
@@ -335,9 +336,10 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         if isinstance(tokens, HeldTokens):
             self._schedule.place(tokens, placements, last=last)
             key, size_bytes = (tokens.batch, tokens.block), self._size_bytes(tokens)
-        elif placements:  # into the object store of the driver's node, where they can't be lost
+        elif placements:  # into the object store of the driver's node, where they can't be lost: as much as is placed
+            tokens, placements = cut_out(tokens, placements)
             attempt = Attempt(self._next_number(), tokens=load_ray().put([tokens]))
-            key, size_bytes = (-1, attempt.number), tokens.nbytes
+            key, size_bytes, last = (-1, attempt.number), tokens.nbytes, True
             self._unwritten.receive(key, attempt, 0, size_bytes)
         else:
             return []
@@ -382,6 +384,13 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         for attempt in lost:
             if attempt.keys:
                 self._note_death(attempt, LOST)
+
+
+def cut_out(tokens: Tokens, placements: Sequence[Placement]) -> tuple[Tokens, list[Placement]]:
+    """Return the tokens from the first that is placed up to the last one, and the same placements of these."""
+    first = min(int(one.ranges[0, 0]) for one in placements)
+    end = max(int(one.ranges[-1, 1]) for one in placements)
+    return tokens[first:end], [replace(one, ranges=one.ranges - first) for one in placements]
 
 
 def _by_value(order: WorkOrder) -> WorkOrder:

@@ -84,12 +84,14 @@ class Share:
 
     block: StoredBlock
     placement: Placement
+    size_bytes: int
 
 
 class Unwritten:
-    """All blocks whose tokens are in Ray's store."""
+    """All blocks whose tokens are in Ray's store, of `token_bytes` each."""
 
-    def __init__(self) -> None:
+    def __init__(self, token_bytes: int) -> None:
+        self._token_bytes = token_bytes
         self.blocks: dict[Key, StoredBlock] = {}
         self.unplaced_bytes = 0  # of blocks of which it is not known where they belong
         self.placed_bytes = 0
@@ -121,8 +123,9 @@ class Unwritten:
         block.is_placed = last
         for placement in placements:
             path = placement.path
-            self._shares.setdefault(path, []).append(Share(block, placement))
-            self._waiting_bytes[path] = self._waiting_bytes.get(path, 0) + size_bytes
+            placed_bytes = int((placement.ranges[:, 1] - placement.ranges[:, 0]).sum()) * self._token_bytes
+            self._shares.setdefault(path, []).append(Share(block, placement, placed_bytes))
+            self._waiting_bytes[path] = self._waiting_bytes.get(path, 0) + placed_bytes
         return block
 
     def take(self, path: str, end: int | None = None) -> list[Share]:
@@ -133,7 +136,7 @@ class Unwritten:
         self._waiting_bytes.pop(path, None)
         if later:
             self._shares[path] = later
-            self._waiting_bytes[path] = sum(share.block.size_bytes for share in later)
+            self._waiting_bytes[path] = sum(share.size_bytes for share in later)
         return taken
 
     def fullest(self) -> tuple[str | None, int]:
@@ -167,9 +170,14 @@ class Unwritten:
             if block.attempt is not None:
                 block.attempt.keys.discard(key)
 
-    def forget_unplaced(self) -> None:
-        """Forget the blocks of which it is not known where they belong: nobody will say so any more."""
+    def abandon(self) -> list[StoredBlock]:
+        """Forget the blocks of which it is not known where they belong: nobody will say so any more. Return those of
+        which a part was placed, and is written."""
         self.forget([key for key, block in self.blocks.items() if block.left is None])
+        partly = [block for block in self.blocks.values() if not block.is_placed]
+        for block in partly:
+            block.is_placed = True
+        return [block for block in partly if block.is_written]
 
 
 @dataclass(eq=False)
