@@ -1,4 +1,4 @@
-"""Epochs of a part: its files for validation are read once, the others as often as asked, and a run may begin in any."""
+"""Epochs of a part: files for validation are read once, the others as often as asked; a run may begin in any epoch."""
 
 from __future__ import annotations
 
