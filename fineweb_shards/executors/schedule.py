@@ -285,9 +285,14 @@ class Schedule(Generic[Worker]):
     # Output
 
     @property
+    def output_lane(self) -> int | None:
+        """The lane of which `take_output` yields; None if no lane's first batch has blocks to yield, or is done."""
+        task = self._next_output()
+        return None if task is None else task.lane
+
+    @property
     def has_output(self) -> bool:
-        """Whether the first batch of a lane has blocks to yield, or is done."""
-        return self._next_output() is not None
+        return self.output_lane is not None
 
     def _next_output(self) -> Task | None:
         return next((tasks[0] for tasks in self._tasks.values() if tasks and (tasks[0].blocks or tasks[0].done)), None)
@@ -329,6 +334,19 @@ class Schedule(Generic[Worker]):
                 task.done = True
                 self._drop_if_finished(task)
         self._pending = deque(task for task in self._pending if task.held)
+
+    def abandon_lane(self, lane: int) -> None:
+        """Give up the batches of a lane that were not output: before them is one that can't be read."""
+        tasks, self._tasks[lane] = self._tasks[lane], deque()
+        self.lanes[lane].waiting_bytes = 0
+        for task in tasks:
+            task.abandoned = True
+            task.blocks.clear()
+            for index in list(task.held):
+                self._forget(task, index, self._unfinished[task.number][1])
+            task.done = True
+            self._drop_if_finished(task)
+        self._pending = deque(task for task in self._pending if task not in tasks)
 
     def _forget(self, task: Task, index: int, worker: Worker | None) -> None:
         """Forget a block of which nothing more will be written."""

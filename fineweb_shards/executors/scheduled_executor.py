@@ -164,6 +164,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         self._is_mix = False
         self._schedule: Schedule[Worker] = Schedule(window_bytes, queued_batches, unreadable, quarantined)
         self._producers: dict[int, Producer] = {}  # of the listings that have not ended
+        self._failures: dict[int, BaseException] = {}  # of listings of which no more can be read
         self._choose: ChooseListing = choose_first
         self._cutoff = MaxTokensCutoff(lambda: None)
         self._ahead = 1  # how many batches to list ahead, in all
@@ -212,20 +213,30 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         self._cutoff, self._choose, self._is_mix = MaxTokensCutoff(wanted_tokens), choose, len(listings) > 1
         ahead = max(1, self._ahead // len(listings))
         producers = {lane: Producer(batches, ahead, self._wake) for lane, batches in enumerate(listings)}
-        self._producers = dict(producers)
+        self._producers, self._failures = dict(producers), {}
         try:
             while producers:
                 self._give_out()
-                if self._schedule.has_output:
-                    yield from self._schedule.take_output()
+                if (lane := self._schedule.output_lane) is not None:
+                    try:
+                        yield from self._schedule.take_output()
+                    except ShardError as error:
+                        self._fail(lane, error)
                     continue
                 ended = [lane for lane, one in producers.items() if one.ended and self._schedule.was_output(lane)]
+                for lane in ended:
+                    if (failure := producers[lane].failure) is not None:
+                        self._fail(lane, failure)
+                # An error ends the run where the stream needs what can't be read: no sooner, whatever is read ahead.
+                lane, awaited = self._choose({lane: self._schedule.lanes[lane] for lane in producers})
+                if awaited and lane in self._failures:
+                    raise self._failures[lane]
+                ended = [lane for lane in ended if lane not in self._failures]
                 if not ended:
                     on_idle()
                     self._listen()
                 for lane in ended:
-                    if (failure := producers.pop(lane).failure) is not None:
-                        raise failure
+                    del producers[lane]
                     if self._is_mix:
                         nothing = np.empty(0, self._spec.vocabulary.dtype), NO_POSITIONS
                         yield EncodedBlock(None, None, *nothing, part=lane, ends_part=True)
@@ -247,6 +258,12 @@ class ScheduledExecutor(Executor, Generic[Worker]):
     def _abandon_output(self) -> None:
         """Give up what was not output: the stream ends before it."""
         self._schedule.abandon_output()
+
+    def _fail(self, lane: int, error: BaseException) -> None:
+        """Note that of a listing no more can be read, after what was yielded."""
+        self._failures.setdefault(lane, error)
+        self._producers.pop(lane, None)
+        self._schedule.abandon_lane(lane)
 
     def _next_lane(self) -> int | None:
         """Return the listing to read next; None if all have ended, or if no batch is needed now."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fineweb_shards.errors import InputError
+from fineweb_shards.errors import BadFileError, InputError
 from fineweb_shards.executors import messages, scheduled_executor
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.schedule import Schedule
@@ -206,3 +206,29 @@ def test_the_next_step_reads_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sliced = list(reader.batches(replace(file, place=HUB_ON_DISK), 0, False))
     assert len(sliced) > 10
     assert all(one.rows is not None and one.size_bytes < 6000 for one in sliced)
+
+
+@pytest.mark.promise("a mix is that of a plain loop")
+@pytest.mark.parametrize("damage", ["line", "file"])
+def test_what_the_mix_does_not_need_may_be_damaged(tmp_path: Path, damage: str) -> None:
+    """It is read ahead, while a long document of another part is encoded: the run ends with that part. Where the mix
+    needs it, the run ends with its error, and all before it is recorded."""
+    documents, long = [f"{number} " * 100 for number in range(8)], LONG * 5
+    short, path = write_jsonl(tmp_path / "short.jsonl", ["a", long]), tmp_path / "damaged.jsonl"
+    lines = write_jsonl(path, documents).read_bytes()
+    if damage == "line":
+        path.write_bytes(lines + b"{damaged\n" + 200 * write_jsonl(tmp_path / "more", ["more"]).read_bytes())
+        inputs: tuple[str, ...] = (str(path),)
+    else:
+        other = tmp_path / "other.parquet"
+        other.write_bytes(b"PAR1 and no more")
+        inputs = (str(path), str(other))
+    parts = ({"input": inputs, "weight": 1}, {"input": (str(short),), "weight": 5000})
+    tokens = [[[reference.EOT, *reference.encode(text)] for text in part] for part in (documents, ["a", long])]
+    mixed = [one[1:] for _, one in mix_reference.mix(tokens, (1, 5000), "first-exhausted")]
+    build(tmp_path / "out", parts, "first-exhausted", workers=2, window=10**7)
+    assert runs.outputs_in(tmp_path / "out") == layout_reference.files_of_tokens(mixed, WANTED)
+    with pytest.raises(BadFileError, match="damaged.jsonl" if damage == "line" else "other.parquet"):
+        build(tmp_path / "all", parts, "all-exhausted", workers=2, window=10**7)
+    full = sum(len(one) for part in tokens for one in part) // 20_000
+    assert len(runs.outputs_in(tmp_path / "all")) == full > 0
