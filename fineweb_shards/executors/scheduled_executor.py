@@ -83,6 +83,11 @@ class Producer:
             self.failure = ShardError(f"The listing of the input failed: {self.failure!r}")
         return None
 
+    def end(self, failure: Exception) -> None:
+        """Let the listing end here, with this error."""
+        self.ended, self.failure = True, failure
+        self.stop()
+
     def stop(self) -> None:
         """Make the thread end at its next batch."""
         self._stopped = True
@@ -281,29 +286,30 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         while (lane := self._next_lane()) is not None:
             producer = self._producers[lane]
             if (batch := producer.take()) is not None:
-                if self._is_mix:
-                    self._refuse_large(batch)
-                self._schedule.add(batch, lane)
-                return True
+                refusal = self._refuse_large(batch) if self._is_mix else None
+                if refusal is None:
+                    self._schedule.add(batch, lane)
+                    return True
+                producer.end(refusal)
             if not producer.ended:
                 return False
             del self._producers[lane]
         return False
 
-    def _refuse_large(self, batch: Batch) -> None:
-        """Refuse a batch of a mix whose worker would have to wait until its tokens are written: these wait until
-        documents of the other parts are encoded, perhaps by the same worker."""
+    def _refuse_large(self, batch: Batch) -> InputError | None:
+        """Return the error if this is a batch of a mix whose worker would have to wait until its tokens are written:
+        these wait until documents of the other parts are encoded, perhaps by the same worker."""
         room = self._schedule.window_bytes
         most_bytes = batch.size_bytes * self._spec.vocabulary.dtype.itemsize  # if each byte is a token
         if batch.size_bytes <= room or most_bytes <= MOST_HELD_BYTES:
-            return
+            return None
         file = self._spec.source.file_of(batch)
         what = "row group" if file.format == "parquet" else "the batch at position"
         hint = "Give more memory with --max-memory."
         if file.is_remote:
             local = "Use --download" if file.place == HUB else "Copy it to this machine"
             hint = f"{local}: from the disk it is read in slices. Or give more memory with --max-memory."
-        raise InputError(
+        return InputError(
             f"{file.path}: {what} {batch.position:,} has {show_bytes(batch.size_bytes)} of text. In a mix it has to "
             f"wait for the other parts, and the memory has room for {show_bytes(room)} of text in flight.",
             f"{hint} The same command resumes.",

@@ -53,7 +53,9 @@ QUARANTINE_NAME = "quarantine.jsonl"  # in the work folder
 # Memory of a Ray cluster that a run starts on this machine, for each byte of text that may be in flight: tokens that
 # are not written yet may fill half of it.
 _STORE_COPIES = 2
-_TOKENS_PER_BYTE = 0.2  # of English, until it is measured
+# Of English, as if so many bytes of each part had been measured: files for validation make none of the tokens that a mix
+# counts, and the first documents may all be left out.
+_TOKENS_PER_BYTE, _GUESSED_BYTES = 0.2, 2**20
 _EARLY_SHARE = 0.9  # of what was planned: a part that has less is told of
 _FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")
 
@@ -349,7 +351,7 @@ def choose_listing(mixer: Mixer, begun: Manifest, lanes: Mapping[int, Lane]) -> 
 
     def expected_key(part: int) -> float:
         lane, made = lanes[part], known[part] - begun.taken[part].tokens
-        per_byte = made / lane.output_bytes if lane.output_bytes else _TOKENS_PER_BYTE
+        per_byte = (made + _TOKENS_PER_BYTE * _GUESSED_BYTES) / (lane.output_bytes + _GUESSED_BYTES)
         return (known[part] + lane.waiting_bytes * per_byte) / weights[part]
 
     return min(lanes, key=expected_key), False
