@@ -53,8 +53,8 @@ QUARANTINE_NAME = "quarantine.jsonl"  # in the work folder
 # Memory of a Ray cluster that a run starts on this machine, for each byte of text that may be in flight: tokens that
 # are not written yet may fill half of it.
 _STORE_COPIES = 2
-# Of English, as if so many bytes of each part had been measured: files for validation make none of the tokens that a mix
-# counts, and the first documents may all be left out.
+# Of English, as if so many bytes of each part had been measured: files for validation make none of the tokens that a
+# mix counts, and the first documents may all be left out.
 _TOKENS_PER_BYTE, _GUESSED_BYTES = 0.2, 2**20
 _EARLY_SHARE = 0.9  # of what was planned: a part that has less is told of
 _FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")

@@ -437,6 +437,20 @@ def test_counts_are_checked_against_token_count(home: Path, tmp_path: Path) -> N
     assert "Another token_count than ours: 1 document." in done.stdout
 
 
+def test_downloads_stay_for_the_next_epoch(hub: StandInHub, home: Path, tmp_path: Path) -> None:
+    """Each file is fetched once, and removed in the last epoch."""
+    out = tmp_path / "out"
+    done = build(hub, home, out, *SAMPLE, "--download", "--epochs", "3", "--quiet")
+    assert done.returncode == 0, done.stderr
+    texts = (DOCUMENTS[0] + DOCUMENTS[1]) * 3
+    assert runs.shards_in(out) == reference.shard_files(reference.stream(texts), 20_000)
+    assert not list((out / ".fineweb-shards" / "downloads").rglob("*.parquet"))
+    fetched = sum(
+        record.bytes_sent for record in hub.requests if record.is_content and record.path.endswith(".parquet")
+    )
+    assert fetched < 1.5 * sum(map(len, FILES.values()))
+
+
 @pytest.mark.full
 def test_download_instead_of_streaming(hub: StandInHub, home: Path, tmp_path: Path) -> None:
     """Whole files, the same bytes; removed after use, or kept, and then not fetched again."""
