@@ -317,6 +317,37 @@ def test_a_batch_that_waits_for_its_turn_holds_up_no_other_lane() -> None:
     assert order.batch.position == 1
 
 
+def test_a_lane_that_can_not_be_read_leaves_the_others_alone() -> None:
+    """Its batches after the one with the error are dropped, whoever has them; what was output of it is still placed,
+    and the other lanes go on."""
+    schedule = lane_schedule(0, 0, 0, 1, queued=4)
+    for _ in range(4):
+        schedule.give_next("a")
+    schedule.receive_block("a", 0, kept(0))
+    schedule.finish("a")
+    schedule.finish("a", BadFileError("a.parquet: broken."))
+    schedule.receive_block("a", 0, kept(2))
+    (block,) = schedule.take_output()
+    assert schedule.output_lane == 0
+    with pytest.raises(BadFileError, match="broken"):
+        list(schedule.take_output())
+    schedule.abandon_lane(0)
+    assert (schedule.was_output(0), schedule.lanes[0].waiting_bytes, schedule.in_flight_bytes) == (True, 0, 20)
+    assert schedule.receive_block("a", 1, kept(2, 1)) is None  # it does not know yet
+    schedule.finish("a")
+    assert schedule.place(kept_of(block), placements("x"))[1] == "a"
+    schedule.note_written("a", 0, 0)
+    schedule.note_dropped("a", 0, 0)
+    schedule.receive_block("a", 0, kept(3, lane=1))
+    schedule.finish("a")
+    assert schedule.output_lane == 1
+    (block,) = schedule.take_output()
+    schedule.place(kept_of(block), [])
+    schedule.note_dropped("a", 3, 0)
+    assert schedule.in_flight_bytes == 0
+    assert not schedule.keeps_any("a")
+
+
 def test_an_abandoned_mix_leaves_workers_free() -> None:
     """Of blocks that were held back, in whole or in part, only what has its place is written."""
     schedule = lane_schedule(0, 1)
