@@ -10,7 +10,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -47,16 +46,6 @@ FAULTS: list[Fault] = [
     Reset(), Reset(0.5), CutBody(), CutBody(0.01), Slow(200_000), *map(Status, (500, 502, 503, 504)),
     Status(429, retry_after="0.5"),
 ]  # fmt: skip
-
-
-@dataclass
-class StalledPart(LastingFault):
-    """Silence on every connection to a part's files, after the first few requests, until a test ends it."""
-
-    spared: int = 0
-
-    def choose(self, number: int) -> Fault | None:
-        return super().choose(number) if number >= self.spared else None
 
 
 @cache
@@ -173,7 +162,7 @@ def test_a_part_that_stalls_is_waited_for(
     `status` and the log tell of the wait, and the order is what it would have been."""
     for number in tries(1, 9):
         out, part = tmp_path / str(number), (number + 1) % len(PATHS)
-        stalled = StalledPart(Stall(), path_contains=PATHS[part], spared=number % 2 or 2)
+        stalled = LastingFault(Stall(), path_contains=PATHS[part], spared=number % 2 or 2)
         plans: list[FaultPlan] = [stalled, random_faults(number, 6)] if number else [stalled]
         with StandInHub(repositories, plans) as hub:
             environment = fourteen_files.environment(hub, home, **IMPATIENT)
