@@ -181,7 +181,6 @@ def test_mixes_that_are_killed_at_any_request(
             kills -= 1
             Killer(builds, door, chooser.randint(5, 60), chooser.choice(["before", "after"]), watcher)
             code, error = builds.run(out, **settings, batch_bytes=chooser.choice([2048, 20_000]))
-            print("KILL", seed, code)
             assert code in (0, -signal.SIGKILL), error
             check_manifest(view)
             if not code:

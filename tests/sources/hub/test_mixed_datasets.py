@@ -274,3 +274,18 @@ def test_a_dataset_that_is_two_parts_is_downloaded_for_both(hub: StandInHub, hom
     wanted = Wanted("build-nanogpt", 2000)
     assert runs.shards_in(out) == layout_reference.files_of_tokens([document[1:] for _, document in found], wanted)
     assert text_datasets.left_in_downloads(out) == []
+
+
+def test_a_plan_fetches_only_what_is_on_the_hub(hub: StandInHub, home: Path, tmp_path: Path) -> None:
+    """Not the files of another part that are on this machine; and what is downloaded once, whatever its epochs."""
+    (tmp_path / "a.txt").write_text("a local document\n" * 6_000)
+    parts = (f"input={tmp_path}/a.txt separator=line weight=1", f"dataset={PACKED_REPO} weight=1 epochs=5")
+    words = [word for part in parts for word in ("--part", part)]
+    for more in ([], ["--download"]):
+        done = forked.run_command(
+            "plan", *words, "--mix-until", "all-exhausted", "--json", *more, "--out", tmp_path / "out",
+            **fourteen_files.environment(hub, home),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        size = sum(len(bytes(content)) for content in contents_of(hub.repositories[PACKED_REPO]).values())
+        assert 0 < json.loads(done.stdout)["fetched_bytes"] <= (size if more else 5 * size)
