@@ -4,7 +4,8 @@
   What batches of one part have in common is a *lane* here.
 - The tokens of a block stay with the worker that made them, until that worker has written them.
 - The bytes in flight are bounded: a new batch starts only while those that are not written yet hold less than
-  the window.
+  the window. Blocks may be held back (by a mix, or until a document's length is known); then one batch at a time
+  starts beyond the window, of the lane that all wait for.
 - A batch that is larger than the window, a huge row group on the hub, is given out when all before it were
   output, to a worker of its own. That worker waits for its tokens to be written: nobody waits for it.
 - If a worker is gone, others do its batches again, from the first block that is not written.
