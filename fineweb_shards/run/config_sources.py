@@ -112,6 +112,17 @@ def parse_part(text: str) -> dict[str, Any]:
     return dict(_from_table("--part", values, of_part=True))
 
 
+def parse_mixed(text: str) -> dict[str, Any]:
+    """Parse the value of --mix, `DIR=7` or `DIR=7,epochs=2`, as a part of the input. A folder's name may have commas
+    and equals signs, too."""
+    head, comma, epochs = text.rpartition(",epochs=")
+    folder, _, weight = (head if comma and "=" not in epochs else text).rpartition("=")
+    if not folder:
+        raise ValueError(f"{text!r} is no folder with its weight, such as shards=7 or shards=7,epochs=2")
+    values = {"input": [folder], "weight": weight, **({"epochs": epochs} if comma and "=" not in epochs else {})}
+    return dict(_from_table("--mix", values, of_part=True))
+
+
 def _from_toml(path: str, field: dataclasses.Field[Any], value: Any, *, of_part: bool) -> Any:
     if field.metadata["one_per_part"] and isinstance(value, list) and not of_part:
         return tuple(_from_toml(path, field, item, of_part=True) for item in value)
