@@ -49,6 +49,7 @@ PROMISES = (
     "Ray gives the same bytes; a lost node or driver costs time",
     "a bucket never shows half a shard; only one writer wins",
     "a build from Python leaves the process as it was",
+    "a mix is that of a plain loop",
 )
 
 Measure = Callable[[float], AbstractContextManager[None]]
