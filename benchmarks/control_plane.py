@@ -8,6 +8,11 @@ counts is tokens per second of the parent's processor time; wall time is bounded
     python benchmarks/control_plane.py [--workers 2 16 64 128 160] [--shards 40]
     python benchmarks/control_plane.py --executor ray --nodes 10 --cores 16 --sample default
 
+    python benchmarks/control_plane.py --mix 3
+
+With --mix it measures only the order of a mix by tokens, of so many parts: mixer and packer, with documents of 1,000
+and of 100 tokens.
+
 With --sample it orders all tokens of a sample of FineWeb-Edu: its files are in the manifest, which is saved with each
 of its shards, and batches are those from the hub. With --done it is a resume after so many shards, which shows what the
 last ones cost without ordering all of them.
@@ -26,6 +31,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from fineweb_edu import SAMPLES, SHARD_TOKENS, Sample
 from simulated_workers import DOCUMENT_TOKENS, TEXT_BYTES_A_TOKEN, simulated_local
 
@@ -40,11 +46,13 @@ from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
 from fineweb_shards.store.store import OutputSpec
+from fineweb_shards.stream.mix import Mixer, MixRule
 from fineweb_shards.stream.packer import Packer
+from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
 from fineweb_shards.system.retry import Disk
-from fineweb_shards.types import Batch, Counts, Cursor, ShardRecord
+from fineweb_shards.types import Batch, Counts, Cursor, HeldTokens, ShardRecord, Taken, TokenBlock
 from fineweb_shards.units import show_bytes, show_count
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.writing.placement import Output, begin_output
@@ -229,8 +237,9 @@ def _order(
     disk = Disk(output.folder, 0, Observer())
     begin, used = time.monotonic(), time.process_time()
     with TimedOutput(output, manifest, executor, disk) as sink:
-        for block in add_cursors(mend_seams(executor.encode(stream.list_batches()), _no_seam), (start,)):
-            sink.add(block.tokens, packer.pack(block))
+        for block in add_cursors(mend_seams(executor.encode([stream.list_batches()]), _no_seam), (start,)):
+            section = Section.of(block)
+            sink.add(section, packer.pack(section))
         finished = sink.finish()
     seconds, used = time.monotonic() - begin, time.process_time() - used
     assert finished.tokens == stream.tokens
@@ -248,6 +257,40 @@ def _order(
     )
 
 
+def mix_parts(parts: int, document_tokens: int, tokens: int) -> tuple[float, int]:
+    """Order a stream of `tokens` tokens from so many parts of different weights, a batch of the part that is waited for
+    at a time. Returns the processor time per token, in ns, of mixer and packer, and how many ranges of blocks there
+    are."""
+    rule = MixRule(tuple(1 + 2 * part for part in range(parts)))
+    starts = (Cursor(0, 0),) * parts
+    mixer = Mixer(rule, starts, [0] * parts, eot_first=True)
+    packer = Packer(SHARD_TOKENS, split_rule=SPLIT_RULE, starts=starts, taken=(Taken(),) * parts, max_tokens=tokens)
+    generator = np.random.default_rng(0)
+    batch_tokens = round(BATCH_BYTES / TEXT_BYTES_A_TOKEN)
+    # A document is cut at the end of each block. The blocks are made before the clock starts; they differ.
+    kinds = []
+    for _ in range(8):
+        lengths = 1 + generator.integers(2 * document_tokens - 1, size=2 * batch_tokens // document_tokens)
+        eots = np.cumsum(lengths) - generator.integers(document_tokens)
+        kinds.append(eots[(eots >= 0) & (eots < batch_tokens)])
+    numbers = [0] * parts
+    ranges, used = 0, time.process_time()
+    while not packer.ended:
+        part = mixer.next_part
+        number = numbers[part]
+        numbers[part] += 1
+        mixer.add(
+            TokenBlock(
+                Cursor(0, number, 0, number > 0), Cursor(0, number + 1, 0, True), HeldTokens(number, 0, batch_tokens),
+                kinds[number % len(kinds)] if number else np.concatenate([[0], kinds[0][kinds[0] > 0]]), part=part,
+                ends_mid_document=True,
+            )
+        )  # fmt: skip
+        while (section := mixer.take()) is not None:
+            ranges += sum(len(one.ranges) for one in packer.pack(section))
+    return (time.process_time() - used) / tokens * 1e9, ranges
+
+
 def _no_seam() -> None:
     raise AssertionError("there is no seam to mend")
 
@@ -259,6 +302,7 @@ def _measure(workers: Workers, stream: Stream) -> Ordered:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mix", type=int, metavar="PARTS", help="measure only the order of a mix of so many parts")
     parser.add_argument("--workers", type=int, nargs="*", default=[2, 16, 64, 128, 160])
     parser.add_argument("--shards", type=int, default=40, help="of 100M tokens each")
     parser.add_argument("--sample", choices=SAMPLES, help="order all of this instead of --shards")
@@ -267,6 +311,12 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=10, help="of Ray, that the driver believes in")
     parser.add_argument("--cores", type=int, default=16, help="of such a node")
     options = parser.parse_args()
+    if options.mix:
+        print("| parts | tokens per document | ns a token | ranges |\n|---|---|---|---|")
+        for document_tokens in (1000, 100):
+            nanoseconds, ranges = mix_parts(options.mix, document_tokens, options.shards * SHARD_TOKENS // 10)
+            print(f"| {options.mix} | {document_tokens:,} | {nanoseconds:.2f} | {ranges:,} |")
+        return
     sample = SAMPLES.get(options.sample)
     stream = Stream.of_sample(sample) if sample else Stream.of_shards(options.shards)
     stream = replace(stream, done_shards=options.done)

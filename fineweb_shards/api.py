@@ -125,6 +125,18 @@ class BuildResult:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """What the stream would take of a part of the input. None: unknown before it is read."""
+
+    weight: int | None  # a whole number; None without weights
+    epochs: int
+    available_tokens: int | None  # in all its epochs
+    tokens: int | None  # of these, without files that are for validation
+    share: float | None  # in the tokens of all parts
+    ends_after_tokens: int | None  # of the stream; None also if the part does not run out
+
+
+@dataclass(frozen=True, slots=True)
 class PlanResult:
     """What a build would do."""
 
@@ -139,7 +151,7 @@ class PlanResult:
     done_tokens: int  # by earlier runs
     tokens_per_second: float | None  # in a trial of one second
     seconds: float | None
-    parts: tuple[Mapping[str, Any], ...]  # of the input; what the stream takes of each
+    parts: tuple[PlannedPart, ...]
     verdict: str
     warnings: tuple[str, ...]
     text: str  # the lines that `plan` prints
@@ -425,5 +437,6 @@ def _make(kind: type[Result], values: Mapping[str, Any]) -> Result:
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     if "parts" in names:
-        frozen["parts"] = tuple(make(PartShare, part) for part in frozen["parts"])
+        part_kind: type[Any] = PlannedPart if kind is PlanResult else PartShare
+        frozen["parts"] = tuple(make(part_kind, part) for part in frozen["parts"])
     return kind(**{name: value for name, value in frozen.items() if name in names})

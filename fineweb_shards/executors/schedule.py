@@ -218,7 +218,7 @@ class Schedule(Generic[Worker]):
         held = task.held[tokens.block]
         order = WriteOrder(tokens.batch, tokens.block, tuple(placements), last)
         before = held.order.placements if held.order is not None else ()
-        held.order = replace(order, placements=before + order.placements)
+        held.order = replace(order, placements=before + order.placements) if before else order
         futures: list[Future[None]] = [Future() for _ in placements]
         held.futures.extend(futures)
         if not held.present:

@@ -245,13 +245,17 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         """Give up what was not output: the stream ends before it."""
         self._schedule.abandon_output()
 
+    def _next_lane(self) -> int | None:
+        """Return the listing to read next; None if all have ended, or if no batch is needed now."""
+        if not self._producers:
+            return None
+        lane = self._choose({lane: self._schedule.lanes[lane] for lane in self._producers})
+        return lane if self._schedule.needs_batch(lane) else None
+
     def _take_batch(self) -> bool:
         """Add the next batch of a listing to the schedule, if there is one now, and if it is needed."""
         schedule = self._schedule
-        while self._producers:
-            lane = self._choose({lane: schedule.lanes[lane] for lane in self._producers})
-            if not schedule.needs_batch(lane):
-                return False
+        while (lane := self._next_lane()) is not None:
             is_met = self._cutoff.is_met_by(schedule.waiting_bytes, schedule.output_bytes)
             if is_met and not schedule.was_output(lane):
                 return False

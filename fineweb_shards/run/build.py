@@ -18,7 +18,7 @@ from functools import partial
 
 from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import ChooseListing, Executor, Lane
+from fineweb_shards.executors.base import Executor, Lane
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.layouts.base import choose_digits
@@ -32,7 +32,7 @@ from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.stream.length_limits import leave_out
-from fineweb_shards.stream.mix import Mixer, MixRule, mix
+from fineweb_shards.stream.mix import Mixer, mix
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
@@ -41,7 +41,7 @@ from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import make_mender
-from fineweb_shards.types import Batch, Cursors, EncodedBlock, Quarantined, ShardRecord, ShardSlice
+from fineweb_shards.types import Cursors, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.monitor import Monitor, StartObserver
 from fineweb_shards.watching.progress import Progress, Total
@@ -54,6 +54,7 @@ QUARANTINE_NAME = "quarantine.jsonl"  # in the work folder
 # are not written yet may fill half of it.
 _STORE_COPIES = 2
 _TOKENS_PER_BYTE = 0.2  # of English, until it is measured
+_EARLY_SHARE = 0.9  # of what was planned: a part that has less is told of
 _FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")
 
 
@@ -246,7 +247,7 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     extent = plan.extent
     total = Total(extent.tokens, exact=extent.exact, limit=job.config.max_tokens)
     first_ends = manifest.mix is not None and not manifest.mix.until_all
-    progress.expect(total, partial(job.source.share_before, first_ends=first_ends))
+    progress.expect(total, partial(job.source.share_before, first_ends=first_ends), plan.forecast.available)
     digits = choose_digits(job.layout, job.output.shard_tokens, extent.tokens, exact=extent.exact)
     if manifest.shards or manifest.digits:
         if extent.exact and extent.tokens:
@@ -276,33 +277,22 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
         progress.finish_shards(records)
         job.source.release_before(end)
 
-    def note_ends(blocks: Iterable[EncodedBlock]) -> Iterator[EncodedBlock]:
-        """Tell where a part of a mix ends, and let its cursor say so."""
-        for block in blocks:
-            if not block.ends_part:
-                yield block
-                continue
-            part = f"part {block.part + 1} ({before.parts[block.part].label})"
-            progress.tell(Event("part", f"{part} has no more documents", loud=False))
-            yield replace(block, end=job.source.ends[block.part])
-
     output = Output(job.output, manifest, executor, disk, add_totals=add_totals, on_record=on_record)
-    eot_first, rule, taken = job.layout.eot_first, manifest.mix, [one.tokens for one in manifest.taken]
-    listings: list[Iterator[Batch]] = [job.source.batches(starts)]
-    choose: ChooseListing = min
-    mixer: Mixer | None = None
-    if rule is not None:
-        mixer = Mixer(rule, starts, taken, eot_first=eot_first, val_files=job.output.split_rule.val_files)
-        listings, choose = job.source.listings(starts), partial(choose_listing, mixer, rule, taken)
+    mixer = _make_mixer(job, manifest)
+    listings = [job.source.batches(starts)] if mixer is None else job.source.listings(starts)
+    choose = min if mixer is None else partial(choose_listing, mixer, manifest)
     # While no block comes, what is written is recorded all the same: an outage may last for long.
     encoding = executor.encode(listings, output.advance, lambda: packer.left_tokens, choose)
     with contextlib.closing(encoding) as encoded, output:
         told = report_problems(encoded, job, quarantined, disk, progress)
-        mended = mend_seams(note_ends(told), partial(make_mender, job.vocabulary))
+        mended = mend_seams(told, partial(make_mender, job.vocabulary))
         if any(job.length_limits):
-            mended = leave_out(mended, job.length_limits, starts, eot_first=eot_first)
+            mended = leave_out(mended, job.length_limits, starts, eot_first=job.layout.eot_first)
         blocks = add_cursors(mended, starts)
-        sections = map(Section.of, blocks) if mixer is None else mix(blocks, mixer)
+        if mixer is None:
+            sections: Iterator[Section] = map(Section.of, blocks)
+        else:
+            sections = mix(_note_ends(blocks, mixer, job, manifest, progress), mixer)
         _place_sections(job, sections, packer, output, disk, progress)
         # Of a segment that is not full no file has its name yet.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):
@@ -338,20 +328,48 @@ def report_problems(
         yield block
 
 
-def choose_listing(mixer: Mixer, rule: MixRule, taken: Sequence[int], lanes: Mapping[int, Lane]) -> int:
+def _make_mixer(job: Job, manifest: Manifest) -> Mixer | None:
+    """Return what mixes the parts, from where the manifest ends; None if they come one after the other."""
+    if manifest.mix is None:
+        return None
+    taken, val_files = [one.tokens for one in manifest.taken], job.output.split_rule.val_files
+    return Mixer(manifest.mix, manifest.end, taken, eot_first=job.layout.eot_first, val_files=val_files)
+
+
+def choose_listing(mixer: Mixer, begun: Manifest, lanes: Mapping[int, Lane]) -> int:
     """Return the part of a mix of which batches are to be read next: the one that is waited for, if nothing of it is
-    under way, else the one that will be the first to lack some. This decides how much has to be held, never the order.
-    `taken` is how many tokens of each part earlier runs have made."""
+    under way, else the one that will be the first to lack some. This decides how much has to be held, never the
+    order."""
     awaited, known = mixer.next_part, mixer.known_tokens
     if awaited in lanes and not lanes[awaited].waiting_bytes:
         return awaited
+    assert begun.mix is not None
+    weights = begun.mix.weights
 
     def expected_key(part: int) -> float:
-        lane, made = lanes[part], known[part] - taken[part]
+        lane, made = lanes[part], known[part] - begun.taken[part].tokens
         per_byte = made / lane.output_bytes if lane.output_bytes else _TOKENS_PER_BYTE
-        return (known[part] + lane.waiting_bytes * per_byte) / rule.weights[part]
+        return (known[part] + lane.waiting_bytes * per_byte) / weights[part]
 
     return min(lanes, key=expected_key)
+
+
+def _note_ends(
+    blocks: Iterable[TokenBlock], mixer: Mixer, job: Job, manifest: Manifest, progress: Progress
+) -> Iterator[TokenBlock]:
+    """Pass blocks on to a mix; where a part has no more documents, let its cursor say so. That is told, on the screen
+    only if the plan had expected more: then the mix will be another one."""
+    for block in blocks:
+        if not block.ends_part:
+            yield block
+            continue
+        tokens, planned = mixer.known_tokens[block.part], progress.planned_tokens[block.part : block.part + 1]
+        text = f"part {block.part + 1} ({manifest.parts[block.part].label}) has run out after {tokens:,} tokens"
+        is_early = any(one is not None and tokens < _EARLY_SHARE * one for one in planned)
+        if is_early:
+            text += f"; about {show_count(planned[0] or 0)} were planned"
+        progress.tell(Event("part", text, loud=is_early))
+        yield replace(block, end=job.source.ends[block.part])
 
 
 def _place_sections(

@@ -121,7 +121,8 @@ class Config:
         1, "read the documents of a part N times, front to back; for several datasets once, or once for each",
         bytes_=True, one_per_part=True, **_COUNT)
     mix_until: str | None = _setting(
-        None, f"a mix ends when the first part runs out, or the others continue without it (default: {FIRST_EXHAUSTED})",
+        None, "a mix ends when the first part runs out, or the others continue without it "
+        f"(default: {FIRST_EXHAUSTED})",
         choices=(FIRST_EXHAUSTED, ALL_EXHAUSTED), bytes_=True)
     download: bool = _setting(False, "fetch whole files ahead instead of streaming parts of them")
     keep_downloads: bool = _setting(False, "don't delete downloaded files after use")

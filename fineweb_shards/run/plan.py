@@ -163,17 +163,12 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_token
         exact=extent.exact and (takes_all or forecast.cut),
         documents_exact=extent.documents_exact and takes_all and config.max_tokens is None,
     )
-    if config.mix or any(part.epochs > 1 for part in parts):  # cursors don't tell how much is passed
-        done = _take_from(parts, config.mix, done_tokens)[1]
-        passed = [part.share_of(one, 0.0) if done_tokens else 0.0 for part, one in zip(parts, done, strict=True)]
-    else:
-        passed = [part.passed for part in parts]
     read_bytes = to_fetch = 0
     tokens, seconds = 0, 0.0  # of those parts of which something is taken, by one worker
-    for part, one, before in zip(parts, taken, passed, strict=True):
-        share, batches = part.share_of(one, 1.0), part.whole.batches
+    for part, one in zip(parts, taken, strict=True):
+        share, batches = part.share_of(one), part.whole.batches
         read_bytes += round(share * part.size_bytes)
-        left = max(0.0, share - before)
+        left = max(0.0, share - part.passed)
         to_fetch += round((math.ceil(left * batches) / batches if batches else left) * part.size_bytes)
         if one.tokens != 0:
             is_known = one.tokens is not None and part.tokens_per_second
@@ -213,9 +208,10 @@ class _MeasuredPart:
     def whole(self) -> Extent:
         return self.val + self.train.scaled(self.epochs)
 
-    def share_of(self, extent: Extent, unknown: float) -> float:
+    def share_of(self, extent: Extent) -> float:
+        """Return how much of it that is; all, if that is not known."""
         tokens = self.whole.tokens
-        return extent.tokens / tokens if tokens and extent.tokens is not None else unknown
+        return extent.tokens / tokens if tokens and extent.tokens is not None else 1.0
 
 
 def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) -> _MeasuredPart:
@@ -234,8 +230,7 @@ def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) ->
         _measure_extent(sample, files, first, every_footer=trial_seconds > 0)
         for files in (part.files[:val_files], part.files[val_files:])
     )
-    val_bytes = sum(file.size_bytes for file in part.files[:val_files])
-    bytes_before = sum(file.size_bytes for file in part.files[: start.file])
+    bytes_before = sum(part.file(number).size_bytes for number in range(start.file))
     speed, documents = 0.0, []
     if trial_seconds:
         parts = len(job.source.parts)
@@ -245,8 +240,8 @@ def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) ->
         val,
         train,
         own.epochs,
-        val_bytes + (part.size_bytes - val_bytes) * own.epochs,
-        part.share_before(start) or bytes_before / max(1, part.size_bytes),
+        part.read_bytes,
+        part.share_before(start) or bytes_before / max(1, part.read_bytes),
         sample.separator_rows(),
         documents,
         speed,

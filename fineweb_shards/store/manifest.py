@@ -418,6 +418,8 @@ def _vocabulary_from_json(manifest: dict[str, Any], work_folder: Path) -> Vocabu
 def _check(manifest: Manifest) -> None:
     """Raise ValueError if anything in a manifest is inconsistent."""
     checks.check_settings_kinds(manifest.settings)
+    for part in manifest.parts:
+        checks.check_part_settings(part.settings)
     files = [part.files for part in manifest.parts]
     checks.check_files(files)
     for name, version in manifest.versions.items():

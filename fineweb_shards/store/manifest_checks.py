@@ -38,6 +38,13 @@ def check_settings_kinds(settings: dict[str, Any]) -> None:
             raise ValueError(f"{name} is negative")
 
 
+def check_part_settings(settings: dict[str, Any]) -> None:
+    """Check the settings of a part that the program uses."""
+    for name in ("weight", "epochs"):
+        if settings.get(name) is not None and get(settings, name, int) < 1:
+            raise ValueError(f"{name} is below 1")
+
+
 def check_files(parts: Sequence[Sequence[Any]]) -> None:
     """Check what a resume from the hub reads by, of the files of each part; what it compares need not be checked."""
     if not parts:

@@ -223,7 +223,8 @@ class Mixer:
         queues, number = self._queues, self._lowest()
         lowest = queues[number]
         all_ended = self._rule.until_all and lowest.ended
-        first = min((key for queue in queues if (key := queue.first()) is not None), default=0)
+        firsts = [first for queue in queues if (first := queue.first()) is not None]
+        first = min(firsts, default=0)
         chosen, is_all = _Chosen(first, eot_first=self._eot_first), True
         for part, queue in enumerate(queues):
             most = queue.tokens
@@ -231,7 +232,7 @@ class Mixer:
                 # Up to the horizon; of the parts after the lowest one, what has its very key comes later.
                 most = min(most, (lowest.horizon * queue.weight - (part > number)) // lowest.weight)
             sortable = (first + _INTEGER_LIMIT) * queue.weight - 1
-            if most > sortable:
+            if firsts and most > sortable:
                 most, is_all = sortable, False
             chosen.take(queue, most)
         self.ended = is_all and lowest.ended

@@ -9,6 +9,8 @@ up to the same place in the stream, so that the same cursors, one for each part 
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -32,6 +34,7 @@ from fineweb_shards.types import (
 
 _BEGINNING = (Cursor(0, 0),)  # of an input of one part
 _NO_RANGES: Ranges = np.empty((0, 2), np.int64)
+_NO_COUNTS = Counts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,8 @@ class Packer:
         self._tokens: dict[Split, int] = {"val": done.val_tokens, "train": done.train_tokens}
         self._documents = done.documents
         self._places = list(starts)  # up to which each part is packed
-        # Of each part whose last blocks end in a document that is left out: their counts, which are added when the part
-        # is packed up to a place after that document. In it no run may begin, which would take the rest for kept.
+        # Of each part whose last blocks may end in a document that is left out: their counts. They are added when the
+        # part is packed up to a place after that document. In it no run may begin: it would take the rest for kept.
         self._waiting: dict[int, Counts] = {}
         self._taken = taken
         self.left_tokens = max_tokens  # still to pack; None: no limit
@@ -134,7 +137,7 @@ class Packer:
                     *section.find(part.ranges),
                     part.tokens,
                     part.documents,
-                    counts if last else Counts(),
+                    counts if last else _NO_COUNTS,
                     tuple(self._places),
                     self._taken,
                     part.split,
@@ -147,61 +150,46 @@ class Packer:
 
     def _nothing(self, counts: Counts, *, checkpoint: bool = False) -> ShardSlice:
         """Return a slice without tokens; at a checkpoint it ends validation."""
-        end: Cursors = tuple(self._places)
         split: Split = "val" if checkpoint else "train"
         return ShardSlice(
-            _NO_RANGES,
-            NO_POSITIONS,
-            0,
-            0,
-            counts,
-            end,
-            self._taken,
-            split,
-            checkpoint=checkpoint,
-            fills_shard=checkpoint,
+            _NO_RANGES, NO_POSITIONS, 0, 0, counts, tuple(self._places), self._taken, split, checkpoint, checkpoint
         )
 
     def _move(self, section: Section, begin: int, end: int, ended: int) -> tuple[int, Counts]:
         """Note that the tokens of a section from `begin` up to `end` are packed; all of its first `ended` blocks to end
         was packed before. Returns of how many that is so now, and the counts that are new."""
-        counts, newest = Counts(), {}
+        counts: list[Counts] = []
+        newest: dict[int, int] = {}  # by part: the last block of which something is packed
         if begin < end:
-            ranges, holders = section.find(np.array([[begin, end]], np.int64))
-            blocks, rows = np.unique(holders[::-1], return_index=True)  # in which row from the end each block is last
-            for holder, place in zip(blocks.tolist(), ranges[::-1][rows, 1].tolist(), strict=True):
+            for holder, place in section.last_places(begin, end):
                 block = section.blocks[holder]
                 self._places[block.part] = block.start.after(place)
-                counts += self._waiting.pop(block.part, Counts())
+                if block.part in self._waiting:
+                    counts.append(self._waiting.pop(block.part))
                 newest[block.part] = holder
             if self._taken and not self._is_validation(section):
-                self._count_taken(section, ranges, holders, section.holders_of_eots(begin, end))
+                self._count_taken(section, begin, end)
         while ended < len(section.ends) and section.ends[ended][0] <= end:
             holder = section.ends[ended][1]
             block = section.blocks[holder]
             part, ended = block.part, ended + 1
             if holder < newest.get(part, 0):
-                counts += block.counts
-            elif self._is_safe_end(block):
-                counts += self._waiting.pop(part, Counts()) + block.counts
+                counts.append(block.counts)
+            elif _is_safe_end(block):
+                if part in self._waiting:
+                    counts.append(self._waiting.pop(part))
+                counts.append(block.counts)
                 self._places[part] = block.end
             else:
-                self._waiting[part] = self._waiting.get(part, Counts()) + block.counts
-        return ended, counts
+                self._waiting[part] = self._waiting.get(part, _NO_COUNTS) + block.counts
+        return ended, functools.reduce(operator.add, counts) if counts else _NO_COUNTS
 
-    def _is_safe_end(self, block: TokenBlock) -> bool:
-        """Return whether a run may begin at the end of a block all of which is packed."""
-        if not block.end.starts_mid_document or block.ends_part:
-            return True
-        kept = kept_ranges(block)
-        if not len(block.tokens):
-            return block.part not in self._waiting
-        return len(kept) > 0 and int(kept[-1, 1]) == len(block.tokens)
-
-    def _count_taken(self, section: Section, ranges: Ranges, holders: Positions, holders_of_eots: Positions) -> None:
-        """Add ranges, and the EOTs in them, to what is taken of each part."""
+    def _count_taken(self, section: Section, begin: int, end: int) -> None:
+        """Add the tokens of a section from `begin` up to `end`, and the EOTs in them, to what is taken of each part."""
+        ranges, holders = section.find(np.array([[begin, end]], np.int64))
         part_of = np.array([block.part for block in section.blocks], np.int64)
-        parts, lengths, of_eots = part_of[holders], ranges[:, 1] - ranges[:, 0], part_of[holders_of_eots]
+        parts, lengths = part_of[holders], ranges[:, 1] - ranges[:, 0]
+        of_eots = part_of[section.holders_of_eots(begin, end)]
         self._taken = tuple(
             Taken(one.tokens + int(lengths[parts == part].sum()), one.documents + int((of_eots == part).sum()))
             for part, one in enumerate(self._taken)
@@ -293,3 +281,10 @@ class Packer:
             if place <= length:
                 length, full = place, "train"
         return length, full
+
+
+def _is_safe_end(block: TokenBlock) -> bool:
+    """Return whether a run may begin at the end of a block all of which is packed: not in the middle of a document,
+    unless the last token is kept."""
+    kept = kept_ranges(block)
+    return not block.end.starts_mid_document or (len(kept) > 0 and int(kept[-1, 1]) == len(block.tokens))

@@ -30,15 +30,16 @@ class Section:
     @classmethod
     def of(cls, block: TokenBlock) -> Section:
         """Return what is kept of one block."""
-        ranges, eots = kept_ranges(block), block.eots
-        lengths = ranges[:, 1] - ranges[:, 0]
-        firsts, tokens = np.cumsum(lengths) - lengths, int(lengths.sum())
+        ranges, eots, tokens = kept_ranges(block), block.eots, len(block.tokens)
+        firsts = holders = np.zeros(len(ranges), np.int64)
         if block.kept is not None:
+            lengths = ranges[:, 1] - ranges[:, 0]
+            firsts, tokens = np.cumsum(lengths) - lengths, int(lengths.sum())
             holder = np.searchsorted(ranges[:, 1], eots, side="right")  # the range that an EOT would be in
             eots, holder = eots[holder < len(ranges)], holder[holder < len(ranges)]
             offsets = eots - ranges[holder, 0]
             eots = (firsts[holder] + offsets)[offsets >= 0]
-        return cls((block,), ranges, np.zeros(len(ranges), np.int64), firsts, tokens, eots, ((tokens, 0),))
+        return cls((block,), ranges, holders, firsts, tokens, eots, ((tokens, 0),))
 
     @property
     def finished(self) -> frozenset[int]:
@@ -49,10 +50,21 @@ class Section:
         """Return where ranges of tokens are in the blocks, and the numbers of these; one range may become several."""
         if not len(numbers):
             return numbers, self.holders[:0]
+        if len(self.ranges) == 1:  # mostly, without a mix
+            return numbers + self.ranges[0, 0], np.repeat(self.holders, len(numbers))
         pieces = cut_ranges(numbers, self.firsts)
         rows = np.searchsorted(self.firsts, pieces[:, 0], side="right") - 1
         places: Ranges = pieces + (self.ranges[rows, 0] - self.firsts[rows])[:, None]
         return places, self.holders[rows]
+
+    def last_places(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Return the number of each block that tokens from `begin` up to `end` are of, and the place after the last one
+        in it."""
+        if len(self.ranges) == 1:
+            return [(int(self.holders[0]), int(self.ranges[0, 0]) + end)]
+        ranges, holders = self.find(np.array([[begin, end]], np.int64))
+        blocks, rows = np.unique(holders[::-1], return_index=True)  # in which row from the end each block is last
+        return list(zip(blocks.tolist(), ranges[::-1][rows, 1].tolist(), strict=True))
 
     def holders_of_eots(self, begin: int, end: int) -> Positions:
         """Return for each EOT from token `begin` up to `end` the number of its block."""

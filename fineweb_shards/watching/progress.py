@@ -118,6 +118,7 @@ class Progress(Observer):
         self.fetched_bytes = 0  # over the network, in this run
         self.waited_seconds = 0.0  # in which no token was made; counted by the monitor
         self.total = Total(None)
+        self.planned_tokens: Sequence[int | None] = ()
         self._log = log
         self._parts = parts
         last = self.records[-1] if self.records else None
@@ -128,9 +129,10 @@ class Progress(Observer):
         self._waits: dict[str, str] = {}  # cause to reason
         self._lock = threading.Lock()
 
-    def expect(self, total: Total, read_share: ReadShare) -> None:
-        """Set the estimate of the stream; `read_share` returns how much of the input is before a place."""
-        self.total, self._read_share = total, read_share
+    def expect(self, total: Total, read_share: ReadShare, planned_tokens: Sequence[int | None] = ()) -> None:
+        """Set the estimate of the stream; `read_share` returns how much of the input is before a place,
+        `planned_tokens` is what each part of it has."""
+        self.total, self._read_share, self.planned_tokens = total, read_share, planned_tokens
 
     def advance(self, tokens: int, shard: int, places: Cursors, taken: tuple[Taken, ...] = ()) -> None:
         """Add `tokens` that were packed into a shard; the stream has now reached `places`; `taken` is what a mix has

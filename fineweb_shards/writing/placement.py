@@ -127,14 +127,16 @@ class GrowingFile:
     def place(self, part: ShardSlice) -> list[tuple[int, Placement]]:
         """Return where the tokens of a slice belong: after all others. A placement for each block, with its number."""
         file = self.open()
-        lengths = part.ranges[:, 1] - part.ranges[:, 0]
-        offsets = self.shard_format.offset_bytes(self.tokens + np.cumsum(lengths) - lengths) - file.begin
+        path, begin = str(file.path), self.shard_format.offset_bytes(self.tokens) - file.begin
         self.tokens += part.tokens
         self._documents += part.documents
+        if len(part.ranges) == 1:  # mostly, without a mix
+            return [(int(part.holders[0]), Placement(path, np.array([begin]), part.ranges))]
+        lengths = part.ranges[:, 1] - part.ranges[:, 0]
+        offsets = begin + self.shard_format.size_bytes(np.cumsum(lengths) - lengths)
         order = np.argsort(part.holders, kind="stable")
         holders = part.holders[order]
         rows = np.split(order, np.flatnonzero(holders[1:] != holders[:-1]) + 1)
-        path = str(file.path)
         return [(int(part.holders[one[0]]), Placement(path, offsets[one], part.ranges[one])) for one in rows]
 
     @property

@@ -15,6 +15,7 @@ import pytest
 from fineweb_shards.commands.plan import plan_lines, plan_values
 from fineweb_shards.run.plan import Plan, forecast_parts, make_plan, short_lines
 from fineweb_shards.stream.mix import MixRule
+from fineweb_shards.types import Cursor, Cursors
 from tests.support import reference, runs
 from tests.support.inputs import write_jsonl
 
@@ -115,9 +116,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
     return folder, long, short
 
 
-def plan_of(out: Path, folder: Path, *parts: dict[str, Any], done_tokens: int = 0, **settings: Any) -> Plan:
+def plan_of(out: Path, folder: Path, *parts: dict[str, Any], start: Cursors = (), **settings: Any) -> Plan:
     tables = tuple({**part, "input": (f"{folder}/{part['input']}",)} for part in parts)
-    return make_plan(runs.job_of(out, parts=tables, **settings), trial_seconds=0, done_tokens=done_tokens)
+    return make_plan(runs.job_of(out, parts=tables, **settings), trial_seconds=0, start=start)
 
 
 def mixed(lines: list[str]) -> list[str]:
@@ -224,15 +225,15 @@ def test_files_for_validation_are_read_once_and_before_the_mix(tmp_path: Path, d
 
 
 def test_a_resumed_mix_fetches_what_is_left(tmp_path: Path, data: tuple[Path, int, int]) -> None:
-    """Of each part what was not taken yet."""
-    folder, long, _ = data
-    settings = {"val_tokens": 100, "shard_tokens": 1000, "batch_bytes": 1024}
-    whole = plan_of(tmp_path / "out", folder, {**A, "epochs": 2}, B, **settings)
-    rest = plan_of(tmp_path / "out", folder, {**A, "epochs": 2}, B, done_tokens=long, **settings)
-    assert rest.extent == whole.extent
-    assert rest.read_bytes == whole.read_bytes
-    left = 1 - long / (whole.extent.tokens or 1)
-    assert rest.bytes_to_fetch / whole.bytes_to_fetch == pytest.approx(left, abs=0.1)
+    """Of each part what was not taken yet: here all of the first one but its second epoch, and half of the other."""
+    folder, *_ = data
+    parts, settings = ({**A, "epochs": 2}, B), {"val_tokens": 100, "batch_bytes": 1024}
+    whole = plan_of(tmp_path / "out", folder, *parts, **settings)
+    rest = plan_of(tmp_path / "out", folder, *parts, **settings, start=(Cursor(1, 0), Cursor(0, 5)))
+    assert (rest.extent, rest.read_bytes) == (whole.extent, whole.read_bytes)
+    long_bytes, short_bytes = ((folder / name).stat().st_size for name in ("a.parquet", "b.parquet"))
+    assert whole.bytes_to_fetch == pytest.approx(whole.read_bytes, rel=0.2)
+    assert whole.bytes_to_fetch - rest.bytes_to_fetch == pytest.approx(long_bytes + short_bytes / 2, rel=0.2)
 
 
 def test_parts_of_unknown_size_and_estimates(tmp_path: Path, data: tuple[Path, int, int]) -> None:
@@ -278,3 +279,21 @@ def test_the_values_for_programs(tmp_path: Path, data: tuple[Path, int, int]) ->
     alone = plan_values(make_plan(runs.job_of(tmp_path / "o", folder / "b.parquet"), trial_seconds=0))
     (part,) = alone["parts"]
     assert (part["weight"], part["tokens"], part["share"], part["ends_after_tokens"]) == (None, short, 1.0, short)
+
+
+@pytest.mark.parametrize("until", ["first-exhausted", "all-exhausted"])
+@pytest.mark.parametrize("limit", [None, 5000])
+def test_a_build_takes_what_was_planned(
+    tmp_path: Path, data: tuple[Path, int, int], until: str, limit: int | None
+) -> None:
+    """To one document of each part: with epochs, files for validation, and a limit."""
+    folder, *_ = data
+    first = {"input": (f"{folder}/a.parquet",), "weight": 7, "epochs": 2, "val_input": (f"{folder}/b.parquet",)}
+    tables = (first, {"input": (f"{folder}/b.parquet",), "weight": 3})
+    settings = {"parts": tables, "mix_until": until, "max_tokens": limit, "shard_tokens": 1000}
+    forecast = make_plan(runs.job_of(tmp_path / "out", **settings), trial_seconds=0).forecast
+    manifest = runs.build_inline(tmp_path / "out", **settings)
+    taken = [one.tokens for one in manifest.taken]
+    assert list(forecast.taken) == [pytest.approx(tokens, abs=70) for tokens in taken]
+    if limit is None and until == "all-exhausted":
+        assert forecast.taken == (*taken,)

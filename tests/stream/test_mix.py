@@ -19,11 +19,15 @@ from fineweb_shards.stream.packer import PackedTotals, Packer
 from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import add_cursors
-from fineweb_shards.types import Counts, Cursor, Cursors, EncodedBlock, Taken, TokenBlock, Tokens
+from fineweb_shards.types import Counts, Cursor, Cursors, EncodedBlock, HeldTokens, Taken, TokenBlock, Tokens
 from fineweb_shards.vocabulary import GPT2
 from tests.support import layout_reference, mix_reference, reference
 
 EOT = reference.EOT
+
+
+NO_LIMITS = LengthLimits()
+ALL_FOR_TRAINING = SplitRule()
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class PartInput:
     weight: int
     val_files: int = 0
     epochs: int = 1
-    limits: LengthLimits = LengthLimits()
+    limits: LengthLimits = NO_LIMITS
 
     def is_kept(self, length: int) -> bool:
         most = self.limits.most_tokens
@@ -53,7 +57,7 @@ class Build:
     until: str = "first-exhausted"
     eot_first: bool = True
     shard_tokens: int = 10
-    split: SplitRule = SplitRule()
+    split: SplitRule = ALL_FOR_TRAINING
     max_tokens: int | None = None
 
     @property
@@ -320,3 +324,158 @@ def check_build(
         assert rest.taken == whole.taken
         if build.until == "all-exhausted" and build.max_tokens is None:
             assert counts + rest.counts == whole.counts
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_large_documents_of_very_different_weights(seed: int) -> None:
+    """The same for documents of up to 100,000 tokens, over many blocks, and weights up to 1:1,000,000."""
+    generator = random.Random(seed)
+    parts = []
+    for _ in range(generator.randint(2, 6)):
+        lengths = [int(10 ** generator.uniform(0, 5)) for _ in range(generator.randint(1, 12))]
+        weight = int(10 ** generator.uniform(0, 6))
+        limits = LengthLimits(generator.choice([0, 0, 50]), generator.choice([None, None, 50_000]))
+        parts.append(PartInput((tuple(lengths[:4]), tuple(lengths[4:])), weight, seed % 2, limits=limits))
+    rules = [SplitRule(val_ratio=Fraction(1, 5)), SplitRule(val_files=(1,) * len(parts)), SplitRule(val_tokens=999)]
+    build = Build(
+        tuple(replace(part, val_files=part.val_files if rules[seed % 3].val_files else 0) for part in parts),
+        generator.choice(["first-exhausted", "all-exhausted"]),
+        eot_first=seed < 3, shard_tokens=40_000,
+        split=rules[seed % 3] if seed % 2 or seed % 3 != 1 else SplitRule(),
+    )  # fmt: skip
+    check_build(build, [7000, 0, 1, 30_000], [4096], seed % 2 == 0, seed % 3 == 0, generator)
+
+
+def held_blocks(part: int, lengths: list[int], most: int, generator: random.Random) -> Iterator[TokenBlock]:
+    """Blocks of documents of these lengths (EOT included, and first), without tokens."""
+    eots = np.array([0, *itertools.accumulate(lengths)], np.int64)
+    place = 0
+    while place < eots[-1]:
+        end = min(int(eots[-1]), place + generator.randint(0, most))
+        here = eots[:-1][(eots[:-1] >= place) & (eots[:-1] < end)] - place
+        mid = end not in eots
+        yield TokenBlock(
+            Cursor(0, place), Cursor(0, end), HeldTokens(0, 0, end - place), here, part=part, ends_mid_document=mid
+        )
+        place = end
+    nothing = HeldTokens(0, 0, 0)
+    yield TokenBlock(Cursor(0, place), Cursor(0, place), nothing, eots[:0], part=part, ends_part=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_keys_are_compared_exactly(seed: int) -> None:
+    """Also where t_i / w_i and t_j / w_j differ by no more than 1 / w_i w_j, after any number of tokens."""
+    generator = random.Random(seed)
+    weights = generator.choice(
+        [(MOST_WEIGHT - 1, MOST_WEIGHT), (MOST_WEIGHT, 999_983, 999_979), (1, 1), (1, MOST_WEIGHT)]
+    )
+    lengths = [
+        [generator.choice([1, weight, weight + 1, max(1, weight - 1), 10**7]) for _ in range(60)] for weight in weights
+    ]
+    until = generator.choice(["first-exhausted", "all-exhausted"])
+    queues = [held_blocks(part, one, 10**7, generator) for part, one in enumerate(lengths)]
+    mixer = Mixer(MixRule(weights, until == "all-exhausted"), (Cursor(0, 0),) * len(weights), [0] * len(weights),
+                  eot_first=True)  # fmt: skip
+    found: list[tuple[int, int]] = []  # part, and where in the stream its document begins
+    tokens = 0
+    while not mixer.ended:
+        mixer.add(next(queues[mixer.next_part]))
+        while (section := mixer.take()) is not None:
+            holders = section.holders_of_eots(0, section.tokens)
+            parts = [section.blocks[holder].part for holder in holders]
+            found += zip(parts, (section.eots + tokens).tolist(), strict=True)
+            tokens += section.tokens
+    expected = [*mix_reference.mix([[range(n) for n in one] for one in lengths], weights, until)]
+    begins = [0, *itertools.accumulate(len(document) for _, document in expected)]
+    assert tokens == begins.pop()
+    assert found == [(part, begin) for (part, _), begin in zip(expected, begins, strict=True)]
+
+
+@given(builds(), SIZES)
+def test_no_part_is_far_from_its_share(build: Build, sizes: list[int]) -> None:
+    """Until a part runs out: after any token no part is ahead of its share by more than one of its own documents, nor
+    behind it by more than its share of one document of each other part."""
+    build = replace(build, until="first-exhausted", split=SplitRule(), max_tokens=None, eot_first=True)
+    build = replace(build, parts=tuple(replace(part, val_files=0) for part in build.parts))
+    mixer = build.mixer(build.starts, (Taken(),) * len(build.parts))
+    queues = [read_blocks(build, part, start, sizes, False) for part, start in enumerate(build.starts)]
+    kept = leave_out(on_demand(queues, mixer), [part.limits for part in build.parts], build.starts, eot_first=True)
+    weights = [part.weight for part in build.parts]
+    lengths = [
+        [length + 1 for file in part.read_files() for length in file if part.is_kept(length)] for part in build.parts
+    ]
+    taken, lasts = [0] * len(weights), [0] * len(weights)
+    for section in mix(add_cursors(kept, build.starts), mixer):
+        for (begin, end), holder in zip(section.ranges.tolist(), section.holders.tolist(), strict=True):
+            block = section.blocks[holder]
+            for token in np.asarray(block.tokens)[begin:end].tolist():
+                taken[block.part] += 1
+                if token == EOT:
+                    lasts[block.part] = lengths[block.part].pop(0)
+                for part, weight in enumerate(weights):
+                    ahead = taken[part] * sum(weights) - weight * sum(taken)
+                    assert ahead <= lasts[part] * (sum(weights) - weight)
+                    assert -ahead <= weight * (sum(lasts) - lasts[part])
+
+
+def test_the_part_to_wait_for() -> None:
+    """It is the one with the smallest t / w; in the middle of a document, the part that it belongs to."""
+    mixer = Mixer(MixRule((1, 2)), (Cursor(0, 0),) * 2, [0, 0], eot_first=True)
+
+    def add(part: int, tokens: int, eots: list[int], *, mid: bool = False) -> list[tuple[int, int]]:
+        """Add a block; return what comes out: ranges, as parts and numbers of tokens."""
+        block = TokenBlock(
+            Cursor(0, 0), Cursor(0, 1), HeldTokens(0, 0, tokens), np.array(eots, np.int64), part=part,
+            ends_mid_document=mid,
+        )  # fmt: skip
+        mixer.add(block)
+        section = mixer.take()
+        if section is None:
+            return []
+        lengths = section.ranges[:, 1] - section.ranges[:, 0]
+        return [(section.blocks[one].part, n) for one, n in zip(section.holders, lengths.tolist(), strict=True)]
+
+    assert mixer.next_part == 0
+    assert add(0, 5, [0], mid=True) == [(0, 5)]
+    assert mixer.next_part == 0
+    assert add(1, 4, [0, 1]) == []  # the first document of part 0 has the same key and comes first
+    assert mixer.next_part == 0
+    assert add(0, 3, []) == [(0, 3), (1, 4)]  # 8 of part 0; of part 1 all that is known
+    assert mixer.known_tokens == [8, 4]
+    assert mixer.next_part == 1
+    assert add(0, 2, [0]) == []
+    assert mixer.next_part == 1
+    assert add(1, 20, [0, 12]) == [(1, 12), (0, 2), (1, 8)]  # keys 4 / 2, 8 / 1 (part 0 first) and 16 / 2
+    assert mixer.next_part == 0
+
+
+def test_no_run_begins_in_a_document_that_is_left_out() -> None:
+    """A part may stop in one while a checkpoint comes with a token of another part: its cursor is then before it, and
+    its counts come with the token after it. The checkpoint that ends validation is such a place, too."""
+    two = PartInput(((2, 30, 2), (6, 0)), 1, limits=LengthLimits(0, 5)), PartInput(((0, 0),), 1)
+    builds = [
+        Build(two, "all-exhausted", True, 5),
+        Build(two, "all-exhausted", False, 5),
+        Build(two[:1], "first-exhausted", True, 100, SplitRule(val_documents=1)),
+        Build(two[:1], "first-exhausted", False, 100, SplitRule(val_documents=1)),
+    ]
+    generator = random.Random(0)
+    for build, first, second, only_some in itertools.product(builds, [1, 3, 5], [0, 2, 4], [False, True]):
+        for _ in range(5):
+            check_build(build, [first, second, 0, 8], [7], only_some, False, generator)
+
+
+def test_an_empty_block_is_no_way_out_of_a_document_that_is_left_out() -> None:
+    """No run may begin after it, if a checkpoint comes while the part waits there."""
+    inside = Cursor(0, 5, starts_mid_document=True)
+    nothing = np.empty((0, 2), np.int64)
+    left_out = TokenBlock(Cursor(0, 0), Cursor(0, 0, 5), HeldTokens(0, 0, 5), np.array([0]), Counts(), nothing)
+    empty = TokenBlock(Cursor(0, 0, 5), inside, HeldTokens(0, 1, 0), np.array([], np.int64), Counts(text_bytes=5))
+    other = TokenBlock(Cursor(0, 0), Cursor(0, 1), HeldTokens(1, 0, 4), np.array([0]), Counts(), part=1)
+    rest = TokenBlock(inside, Cursor(0, 9), HeldTokens(2, 0, 4), np.array([2]), Counts(), np.array([[2, 4]]))
+    packer = Packer(4, starts=(Cursor(0, 0),) * 2, taken=(Taken(),) * 2)
+    slices = [one for block in (left_out, empty, other, rest) for one in packer.pack(Section.of(block))]
+    (checkpoint,) = [one for one in slices if one.checkpoint]
+    assert checkpoint.end == (Cursor(0, 0, 5), Cursor(0, 1))
+    assert [one.counts.text_bytes for one in slices] == [0, 0, 0, 5]
+    assert slices[-1].end == (Cursor(0, 9), Cursor(0, 1))

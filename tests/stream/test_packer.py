@@ -13,18 +13,21 @@ from hypothesis import strategies as st
 from fineweb_shards.stream.packer import PackedTotals, Packer
 from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import Counts, Cursor, HeldTokens, ShardSlice, TokenBlock
+from fineweb_shards.stream.stitcher import add_cursors
+from fineweb_shards.types import Counts, Cursor, EncodedBlock, HeldTokens, ShardSlice, TokenBlock
 from fineweb_shards.vocabulary import GPT2
 from tests.support import layout_reference, reference
 
+BEGINNING = Cursor(0, 0)
 
-def blocks_of(lengths: list[int]) -> list[TokenBlock]:
+
+def blocks_of(lengths: list[int]) -> list[EncodedBlock]:
     """Blocks whose tokens are 0, 1, 2 … over the whole stream."""
     blocks, start = [], 0
     for number, length in enumerate(lengths):
         tokens = np.arange(start, start + length, dtype=np.uint16)
         place = Cursor(0, number), Cursor(0, number + 1)
-        blocks.append(TokenBlock(*place, tokens, GPT2.find_eots(tokens), Counts(text_bytes=1)))
+        blocks.append(EncodedBlock(*place, tokens, GPT2.find_eots(tokens), counts=Counts(text_bytes=1)))
         start += length
     return blocks
 
@@ -47,8 +50,8 @@ def pack_block(packer: Packer, block: TokenBlock) -> Iterator[Part]:
         yield Part(part, tokens)
 
 
-def pack_all(packer: Packer, blocks: list[TokenBlock]) -> list[Part]:
-    return [part for block in blocks for part in pack_block(packer, block)]
+def pack_all(packer: Packer, blocks: list[EncodedBlock], start: Cursor = BEGINNING) -> list[Part]:
+    return [part for block in add_cursors(blocks, (start,)) for part in pack_block(packer, block)]
 
 
 def shards_of(parts: list[Part]) -> list[list[int]]:
@@ -58,6 +61,10 @@ def shards_of(parts: list[Part]) -> list[list[int]]:
         if part.slice.fills_shard:
             shards.append([])
     return shards if shards[-1] else shards[:-1]
+
+
+def at(cursor: Cursor) -> tuple[int, int]:
+    return cursor.file, cursor.position
 
 
 lengths = st.lists(st.integers(0, 30), max_size=20)
@@ -84,7 +91,7 @@ def test_every_cursor_resumes_with_the_same_rest(sizes: list[int], n: int) -> No
             continue
         done = sum(len(one.tokens) for one in parts[: number + 1])
         (end,) = part.slice.end
-        rest = pack_all(Packer(n, starts=(end,)), blocks[end.position :])
+        rest = pack_all(Packer(n, starts=(end,)), blocks[end.position :], end)
         assert [token for one in rest for token in one.tokens] == stream[done:]
         counted = sum((one.slice.counts for one in parts[: number + 1] + rest), Counts())
         assert counted == sum((block.counts for block in blocks), Counts())
@@ -174,7 +181,7 @@ def test_the_beginning_goes_to_validation(
             number += 1
     whole = [token for stream in streams for token in stream][:limit]
     blocks = [
-        TokenBlock(Cursor(file, start), Cursor(file, start + len(part)), part, GPT2.find_eots(part))
+        EncodedBlock(Cursor(file, start), Cursor(file, start + len(part)), part, GPT2.find_eots(part))
         for file, stream in enumerate(streams)
         for start in range(0, len(stream), block)
         for part in [np.array(stream[start : start + block], np.uint16)]
@@ -191,10 +198,9 @@ def test_the_beginning_goes_to_validation(
         )  # fmt: skip
         found: dict[str, list[list[int]]] = {"val": [[]], "train": [[]]}
         checkpoints = []
-        for one in blocks:
-            if (one.start.file, one.start.position) < (start.file, start.position):
-                continue
-            for packed in pack_block(packer, one):
+        rest = [one for one in blocks if one.start and at(one.start) >= at(start)]
+        for block in add_cursors(rest, (start,)):
+            for packed in pack_block(packer, block):
                 split = packed.slice.split
                 found[split][-1] += packed.tokens
                 if packed.slice.fills_shard:

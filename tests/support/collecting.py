@@ -20,7 +20,7 @@ def with_tokens(executor: Executor, blocks: Iterable[EncodedBlock], folder: Path
             path = folder / str(number)
             path.touch()
             ranges = np.array([[0, len(block.tokens)]])
-            for written in executor.place(block.tokens, [Placement(str(path), np.zeros(1, np.int64), ranges)]):
+            for written in executor.place(block.tokens, [Placement(str(path), np.array([0]), ranges)]):
                 executor.wait(written)
             block = replace(block, tokens=np.fromfile(path, np.uint16))  # noqa: PLW2901, RUF100
             path.unlink()
