@@ -13,6 +13,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from operator import getitem
 
 import numpy as np
 from tqdm import tqdm
@@ -21,7 +22,7 @@ import fineweb_shards
 from fineweb_shards.errors import ChangedError, DiskFullError, InputError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import InProcessPlane
-from fineweb_shards.layouts.base import choose_digits, tokens_of
+from fineweb_shards.layouts.base import ShardFormat, choose_digits, tokens_of
 from fineweb_shards.reading.verify import read_stream
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
@@ -43,7 +44,7 @@ from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.definition import copy_definition
-from fineweb_shards.types import Counts, Cursor, ShardSlice, Split, TokenBlock, Tokens
+from fineweb_shards.types import Counts, Cursor, ShardSlice, Split, TokenBlock
 from fineweb_shards.units import show_bytes
 from fineweb_shards.writing.placement import Output, begin_output, make_packer, shards_at_once
 
@@ -226,7 +227,7 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk) -> Ma
     ):  # fmt: skip
         for section in job.read(manifest):
             slices = list(packer.pack(section))  # without tokens after the limit
-            output.add(*_gather(section, slices))
+            output.add(*_gather(section, slices, spec.shard_format))
             bar.update(size_bytes(sum(part.tokens for part in slices)))
             if packer.ended and manifest.mix:  # else what is left has counts
                 break
@@ -235,22 +236,24 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk) -> Ma
         return output.finish()
 
 
-def _gather(section: Section, slices: list[ShardSlice]) -> tuple[Section, list[ShardSlice]]:
+def _gather(
+    section: Section, slices: list[ShardSlice], shard_format: ShardFormat
+) -> tuple[Section, list[ShardSlice]]:
     """Copy together what slices take of several blocks, where documents come in turn: to write each of them by itself
     would take longer."""
-    if len(section.blocks) < 2:
+    if len(section.blocks) < 2 or not slices:
         return section, slices
-    tokens = [block.tokens for block in section.blocks]
-    pieces: list[Tokens] = []
+    data = [shard_format.to_bytes(block.tokens) for block in section.blocks]
+    # Through `map` and `join`, a document takes half the time that slices of arrays would take.
+    holders = map(data.__getitem__, np.concatenate([part.holders for part in slices]).tolist())
+    begins, ends = shard_format.size_bytes(np.concatenate([part.ranges for part in slices])).T.tolist()
+    joined = shard_format.from_bytes(b"".join(map(getitem, holders, map(slice, begins, ends))))
     gathered, done = [], 0
     for part in slices:
-        rows = zip(part.holders.tolist(), part.ranges.tolist(), strict=True)
-        pieces += [tokens[holder][begin:end] for holder, (begin, end) in rows]
         ranges = np.array([[done, done + part.tokens]] * (part.tokens > 0), np.int64).reshape(-1, 2)
         gathered.append(dataclasses.replace(part, ranges=ranges, holders=np.zeros(len(ranges), np.int64)))
         done += part.tokens
     first = section.blocks[0]
-    joined = np.concatenate(pieces) if pieces else first.tokens
     return Section.of(TokenBlock(first.start, first.end, joined, NO_POSITIONS)), gathered
 
 
