@@ -15,6 +15,7 @@ from typing import Any
 
 from fineweb_shards.errors import UsageError, closest, suggest
 from fineweb_shards.run.config import PART_KEYS, Config
+from fineweb_shards.units import parse_count, parse_weight
 
 
 def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
@@ -116,11 +117,12 @@ def parse_mixed(text: str) -> dict[str, Any]:
     """Parse the value of --mix, `DIR=7` or `DIR=7,epochs=2`, as a part of the input. A folder's name may have commas
     and equals signs, too."""
     head, comma, epochs = text.rpartition(",epochs=")
-    folder, _, weight = (head if comma and "=" not in epochs else text).rpartition("=")
+    if not comma or "=" in epochs:
+        head, epochs = text, "1"
+    folder, _, weight = head.rpartition("=")
     if not folder:
         raise ValueError(f"{text!r} is no folder with its weight, such as shards=7 or shards=7,epochs=2")
-    values = {"input": [folder], "weight": weight, **({"epochs": epochs} if comma and "=" not in epochs else {})}
-    return dict(_from_table("--mix", values, of_part=True))
+    return {"input": (folder,), "weight": parse_weight(weight), "epochs": parse_count(epochs)}
 
 
 def _from_toml(path: str, field: dataclasses.Field[Any], value: Any, *, of_part: bool) -> Any:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import getitem
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -202,7 +203,10 @@ def _open_manifest(job: ExportJob) -> Manifest:
         for number, (part, begun) in enumerate(zip(new.parts, manifest.parts, strict=False), 1):
             hashes, begun_hashes = ({file["content_hash"] for file in each.files} for each in (part, begun))
             if hashes != begun_hashes:
-                raise ChangedError(f"Part {number} ({part.label}): its shards are not those that the mix began with.")
+                raise ChangedError(
+                    f"Part {number} ({part.label}): its shards are not those that this mix was begun with.",
+                    "Name the same folders in the same order, another --out, or start over with --fresh.",
+                )
     settings = {**new.settings, "max_tokens": manifest.settings["max_tokens"]}  # see `move_limit`
     check_settings(manifest, dataclasses.replace(new, settings=settings), Config().fingerprint())
     moved = move_limit(manifest, new.settings["max_tokens"], spec.store)
@@ -236,14 +240,12 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk) -> Ma
         return output.finish()
 
 
-def _gather(
-    section: Section, slices: list[ShardSlice], shard_format: ShardFormat
-) -> tuple[Section, list[ShardSlice]]:
+def _gather(section: Section, slices: list[ShardSlice], shard_format: ShardFormat) -> tuple[Section, list[ShardSlice]]:
     """Copy together what slices take of several blocks, where documents come in turn: to write each of them by itself
     would take longer."""
     if len(section.blocks) < 2 or not slices:
         return section, slices
-    data = [shard_format.to_bytes(block.tokens) for block in section.blocks]
+    data: list[Any] = [shard_format.to_bytes(np.asarray(block.tokens)) for block in section.blocks]
     # Through `map` and `join`, a document takes half the time that slices of arrays would take.
     holders = map(data.__getitem__, np.concatenate([part.holders for part in slices]).tolist())
     begins, ends = shard_format.size_bytes(np.concatenate([part.ranges for part in slices])).T.tolist()
