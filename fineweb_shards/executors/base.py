@@ -36,8 +36,12 @@ class Lane:
     output_bytes: int = 0  # of those before
 
 
-# Returns the number of one of these listings, which have not ended.
-ChooseListing = Callable[[Mapping[int, Lane]], int]
+# Returns the number of one of these listings, which have not ended, and whether nothing is placed until it is read.
+ChooseListing = Callable[[Mapping[int, Lane]], tuple[int, bool]]
+
+
+def choose_first(lanes: Mapping[int, Lane]) -> tuple[int, bool]:
+    return min(lanes), True
 
 
 class DataPlane(ABC):
@@ -142,7 +146,7 @@ class Executor(DataPlane):
         listings: Sequence[Iterator[Batch]],
         on_idle: Callable[[], None] = lambda: None,
         wanted_tokens: Callable[[], int | None] = lambda: None,
-        choose: ChooseListing = min,
+        choose: ChooseListing = choose_first,
     ) -> Generator[EncodedBlock]:
         """Yield the blocks of all batches, those of each listing in their order. Each has to be placed, unless it
         brings its tokens. If the generator is closed, batches that were not yielded yet are dropped. While no block
@@ -150,7 +154,8 @@ class Executor(DataPlane):
         are still missing after the blocks so far, so that little more than that is fetched and encoded; None: all.
 
         Several listings are those of the parts of a mix, in their order. `choose` says which of them is to be read
-        next. Where one has ended, and its last block was yielded, a block without tokens says so (`ends_part`)."""
+        next; when the memory for text in flight is full, only one that all others wait for. Where one has ended, and
+        its last block was yielded, a block without tokens says so (`ends_part`)."""
 
     @property
     @abstractmethod

@@ -113,17 +113,19 @@ class Schedule(Generic[Worker]):
         """The number of the batch that is given out next; None if there is none that no worker has."""
         return self._pending[0].number if self._pending else None
 
-    def needs_batch(self, lane: int = 0) -> bool:
-        """Return whether a new batch of this lane, if there is one, could be given to a worker now."""
+    def needs_batch(self, lane: int = 0, *, awaited: bool = True) -> bool:
+        """Return whether a new batch of this lane, if there is one, could be given to a worker now. `awaited`: once its
+        blocks were output, the stream waits for this lane, and for no other."""
         if self._pending or self._is_alone():
             return False
         if not self._unfinished or self.in_flight_bytes < self._window_bytes:
             return True
-        # Who asks for more although all blocks of the lane were output holds some back, until it has seen the next ones
-        # (stream/length_limits.py, mix.py). It bounds by itself how many tokens that may be.
-        return not self._tasks[lane] and any(
-            not held.is_placed for task, _ in self._unfinished.values() for held in task.held.values()
-        )
+        if not awaited or self._tasks[lane]:
+            return False
+        # Blocks are held back until the next ones of this lane are there (stream/length_limits.py, mix.py). What is
+        # only not written yet is waited for: a slow disk must not fill the memory.
+        held = [task.held.values() for task, _ in self._unfinished.values() if task.held]
+        return not any(all(block.is_placed for block in blocks) for blocks in held)
 
     def add(self, batch: Batch, lane: int = 0) -> None:
         task = Task(batch, self._batches, lane, is_large=batch.size_bytes > self._window_bytes)
@@ -149,12 +151,15 @@ class Schedule(Generic[Worker]):
 
     def give_next(self, worker: Worker) -> WorkOrder | None:
         """Give a worker the next batch that no worker has; None if there is none, or if it has to wait."""
-        if not self._pending:
+        waiting: set[int] = set()  # lanes whose next batch has to wait until those before it were output
+        for task in self._pending:
+            is_later = self._first_of(task.lane) not in (None, task)
+            if is_later and (task in self._alone or task.is_large):
+                waiting.add(task.lane)
+            if task.lane not in waiting:
+                break
+        else:  # meanwhile another lane's lost tokens can be made again, for which whoever takes the output may wait
             return None
-        task = self._pending[0]
-        is_later = self._first_of(task.lane) not in (None, task)
-        if is_later and (task in self._alone or task.is_large):
-            return None  # only once it is the first, so that its blocks can be output
         if task in self._alone:
             if any(load.tasks for load in self._loads.values()):
                 return None
@@ -163,7 +168,7 @@ class Schedule(Generic[Worker]):
         load = self._loads.setdefault(worker, _Load())
         if load.is_reserved or ((task.is_suspect or task.is_large) and (load.tasks or load.ordered)):
             return None
-        self._pending.popleft()
+        self._pending.remove(task)
         load.tasks.append(task)
         self._unfinished[task.number] = task, worker
         return task.order(self._digests.get((task.batch.part, task.batch.file), frozenset()))
@@ -229,13 +234,17 @@ class Schedule(Generic[Worker]):
 
     def note_written(self, worker: Worker, batch: int, block: int) -> None:
         """Note that the next placement of a block is written: it will not have to be written again."""
-        held = self._unfinished[batch][0].held[block]
+        task = self._unfinished[batch][0]
+        held = task.held[block]
         assert held.order is not None
         held.order = replace(held.order, placements=held.order.placements[1:])
         self._loads[worker].ordered -= 1
         written = held.futures.popleft()
         if not written.done():  # another worker may have failed to write it, and died
             written.set_result(None)
+        if task.abandoned and not (held.is_placed or held.futures):
+            self._forget(task, block, worker)
+            self._drop_if_finished(task)
 
     def fail_write(self, batch: int, block: int, error: ShardError) -> None:
         unwritten = self._unfinished[batch][0].held[block].futures[0]
@@ -303,23 +312,28 @@ class Schedule(Generic[Worker]):
                 raise task.error
 
     def abandon_output(self) -> None:
-        """Give up all batches that were not output: the stream ends before them. Blocks of which it is known where they
-        belong will still be written."""
-        tasks = [task for lane in self._tasks.values() for task in lane]
-        for task in tasks:
-            task.abandoned = True
-            task.blocks.clear()
-            worker = self._unfinished[task.number][1]
-            for index in [index for index, held in task.held.items() if not (held.is_placed or held.futures)]:
-                if task.held.pop(index).present and worker is not None:
-                    self._loads[worker].held -= 1
-        dropped = [task for task in tasks if not task.held]
+        """Give up all batches that were not output, and blocks that were but are still held back: the stream ends
+        before them. Tokens of which it is known where they belong will still be written."""
+        for lane in self._tasks.values():
+            for task in lane:
+                task.abandoned = True
+                task.blocks.clear()
         self._tasks.clear()
         self.lanes.clear()
-        for task in dropped:
-            task.done = True
-            self._drop_if_finished(task)
+        for task, worker in list(self._unfinished.values()):
+            task.abandoned |= any(not held.is_placed for held in task.held.values())
+            for index, held in list(task.held.items()):
+                if not (held.is_placed or held.futures):
+                    self._forget(task, index, worker)
+            if task.abandoned and not task.held:
+                task.done = True
+                self._drop_if_finished(task)
         self._pending = deque(task for task in self._pending if task.held)
+
+    def _forget(self, task: Task, index: int, worker: Worker | None) -> None:
+        """Forget a block of which nothing more will be written."""
+        if task.held.pop(index).present and worker is not None:
+            self._loads[worker].held -= 1
 
     # Removed and dead workers
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.events import Observer
-from fineweb_shards.executors.base import ChooseListing, Executor, Result
+from fineweb_shards.executors.base import ChooseListing, Executor, Result, choose_first
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.messages import FileWork
 from fineweb_shards.executors.schedule import Schedule
@@ -161,7 +161,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         unreadable = partial(replace_unreadable, spec.source)
         self._schedule: Schedule[Worker] = Schedule(window_bytes, queued_batches, unreadable, quarantined)
         self._producers: dict[int, Producer] = {}  # of the listings that have not ended
-        self._choose: ChooseListing = min
+        self._choose: ChooseListing = choose_first
         self._cutoff = MaxTokensCutoff(lambda: None)
         self._ahead = 1  # how many batches to list ahead, in all
 
@@ -204,7 +204,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         listings: Sequence[Iterator[Batch]],
         on_idle: Callable[[], None] = lambda: None,
         wanted_tokens: Callable[[], int | None] = lambda: None,
-        choose: ChooseListing = min,
+        choose: ChooseListing = choose_first,
     ) -> Generator[EncodedBlock]:
         self._cutoff, self._choose = MaxTokensCutoff(wanted_tokens), choose
         ahead = max(1, self._ahead // len(listings))
@@ -245,19 +245,21 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         """Give up what was not output: the stream ends before it."""
         self._schedule.abandon_output()
 
-    def _next_lane(self) -> int | None:
-        """Return the listing to read next; None if all have ended, or if no batch is needed now."""
+    def _next_lane(self) -> tuple[int, bool] | None:
+        """Return the listing to read next, and whether all others wait for it; None if all have ended, or if no batch
+        is needed now."""
         if not self._producers:
             return None
-        lane = self._choose({lane: self._schedule.lanes[lane] for lane in self._producers})
-        return lane if self._schedule.needs_batch(lane) else None
+        lane, awaited = self._choose({lane: self._schedule.lanes[lane] for lane in self._producers})
+        return (lane, awaited) if self._schedule.needs_batch(lane, awaited=awaited) else None
 
     def _take_batch(self) -> bool:
         """Add the next batch of a listing to the schedule, if there is one now, and if it is needed."""
         schedule = self._schedule
-        while (lane := self._next_lane()) is not None:
+        while (found := self._next_lane()) is not None:
+            lane, awaited = found
             is_met = self._cutoff.is_met_by(schedule.waiting_bytes, schedule.output_bytes)
-            if is_met and not schedule.was_output(lane):
+            if is_met and not (awaited and schedule.was_output(lane)):
                 return False
             producer = self._producers[lane]
             if (batch := producer.take()) is not None:

@@ -18,7 +18,7 @@ from functools import partial
 
 from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import Executor, Lane
+from fineweb_shards.executors.base import Executor, Lane, choose_first
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.layouts.base import choose_digits
@@ -280,7 +280,7 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
     output = Output(job.output, manifest, executor, disk, add_totals=add_totals, on_record=on_record)
     mixer = _make_mixer(job, manifest)
     listings = [job.source.batches(starts)] if mixer is None else job.source.listings(starts)
-    choose = min if mixer is None else partial(choose_listing, mixer, manifest)
+    choose = choose_first if mixer is None else partial(choose_listing, mixer, manifest)
     # While no block comes, what is written is recorded all the same: an outage may last for long.
     encoding = executor.encode(listings, output.advance, lambda: packer.left_tokens, choose)
     with contextlib.closing(encoding) as encoded, output:
@@ -294,6 +294,7 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
         else:
             sections = mix(_note_ends(blocks, mixer, job, manifest, progress), mixer)
         _place_sections(job, sections, packer, output, disk, progress)
+        encoding.close()  # nothing more is read while the last files are sealed
         # Of a segment that is not full no file has its name yet.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):
             raise error
@@ -336,13 +337,13 @@ def _make_mixer(job: Job, manifest: Manifest) -> Mixer | None:
     return Mixer(manifest.mix, manifest.end, taken, eot_first=job.layout.eot_first, val_files=val_files)
 
 
-def choose_listing(mixer: Mixer, begun: Manifest, lanes: Mapping[int, Lane]) -> int:
+def choose_listing(mixer: Mixer, begun: Manifest, lanes: Mapping[int, Lane]) -> tuple[int, bool]:
     """Return the part of a mix of which batches are to be read next: the one that is waited for, if nothing of it is
-    under way, else the one that will be the first to lack some. This decides how much has to be held, never the
-    order."""
+    under way (True), else the one that will be the first to lack some (False). This decides how much has to be held,
+    never the order."""
     awaited, known = mixer.next_part, mixer.known_tokens
     if awaited in lanes and not lanes[awaited].waiting_bytes:
-        return awaited
+        return awaited, True
     assert begun.mix is not None
     weights = begun.mix.weights
 
@@ -351,7 +352,7 @@ def choose_listing(mixer: Mixer, begun: Manifest, lanes: Mapping[int, Lane]) -> 
         per_byte = made / lane.output_bytes if lane.output_bytes else _TOKENS_PER_BYTE
         return (known[part] + lane.waiting_bytes * per_byte) / weights[part]
 
-    return min(lanes, key=expected_key)
+    return min(lanes, key=expected_key), False
 
 
 def _note_ends(

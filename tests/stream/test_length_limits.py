@@ -156,3 +156,18 @@ def test_no_more_is_held_back_than_needed(
         assert taken - released <= longest + 2 + 2 * max(*sizes, 1)
         released += len(block.tokens)
     assert released == len(stream.tokens)
+
+
+def test_a_part_that_ends_in_a_document_ends_it() -> None:
+    """What is held back of a part comes before the block that ends it, and does not wait for other parts."""
+    tokens, none = np.array([1, 2, 3], np.uint16), np.array([], np.int64)
+    start = Cursor(0, 0)
+    unfinished = EncodedBlock(start, Cursor(0, 3, 0, True), tokens, none, ends_mid_document=True)
+    end = EncodedBlock(None, None, tokens[:0], none, ends_part=True)
+    other = EncodedBlock(start, Cursor(0, 3), tokens, none, part=1, ends_mid_document=True)
+    limits = [LengthLimits(0, 9), LengthLimits()]
+    first, second, third = leave_out([unfinished, end, other], limits, (start, start), eot_first=False)
+    assert first.kept is not None
+    assert first.kept.tolist() == [[0, 3]]
+    assert second is end
+    assert third.part == 1

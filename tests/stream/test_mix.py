@@ -283,7 +283,8 @@ def test_the_mix_is_that_of_the_plain_loop(
     build: Build, sizes: list[int], others: list[int], only_some: bool, demand: bool, generator: random.Random
 ) -> None:
     """Token for token and split for split, in any blocks, whichever part's blocks come first; and from every checkpoint
-    the rest is the same, in other blocks, and so are the tokens that were taken of each part, and the counts."""
+    the rest is the same, in other blocks, and so are the tokens that were taken of each part, and the counts; also if
+    it is resumed twice."""
     check_build(build, sizes, others, only_some, demand, generator)
 
 
@@ -314,16 +315,19 @@ def check_build(
         assert whole.counts.text_bytes == sum(map(len, read))
         left_out = whole.counts.short_documents + whole.counts.long_documents
         assert left_out == len(read) - len(build.expected())
-    for end, done, taken, counts in whole.checkpoints:
-        assert taken == taken_of(done.val_tokens + done.train_tokens)
-        rest = pack_from(build, blocks_of(others), end, done, taken)
-        assert rest.tokens == {
-            "val": expected["val"][done.val_tokens :],
-            "train": expected["train"][done.train_tokens :],
-        }
-        assert rest.taken == whole.taken
-        if build.until == "all-exhausted" and build.max_tokens is None:
-            assert counts + rest.counts == whole.counts
+    runs = [(whole, Counts(), 2)]  # each with the counts before it, and how often it is resumed
+    while runs:
+        run, before, resumes = runs.pop()
+        for end, done, taken, counts in run.checkpoints[: len(whole.checkpoints) if resumes == 2 else 1]:
+            assert taken == taken_of(done.val_tokens + done.train_tokens)
+            rest = pack_from(build, blocks_of(others), end, done, taken)
+            assert rest.tokens["val"] == expected["val"][done.val_tokens :]
+            assert rest.tokens["train"] == expected["train"][done.train_tokens :]
+            assert rest.taken == whole.taken
+            if build.until == "all-exhausted" and build.max_tokens is None:
+                assert before + counts + rest.counts == whole.counts
+            if resumes > 1:
+                runs.append((rest, before + counts, resumes - 1))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -370,7 +374,8 @@ def test_keys_are_compared_exactly(seed: int) -> None:
         [(MOST_WEIGHT - 1, MOST_WEIGHT), (MOST_WEIGHT, 999_983, 999_979), (1, 1), (1, MOST_WEIGHT)]
     )
     lengths = [
-        [generator.choice([1, weight, weight + 1, max(1, weight - 1), 10**7]) for _ in range(60)] for weight in weights
+        [1] + [weight] * 30 + [generator.choice([1, weight, weight + 1, max(1, weight - 1), 10**7]) for _ in range(60)]
+        for weight in weights
     ]
     until = generator.choice(["first-exhausted", "all-exhausted"])
     queues = [held_blocks(part, one, 10**7, generator) for part, one in enumerate(lengths)]
@@ -461,7 +466,7 @@ def test_no_run_begins_in_a_document_that_is_left_out() -> None:
     ]
     generator = random.Random(0)
     for build, first, second, only_some in itertools.product(builds, [1, 3, 5], [0, 2, 4], [False, True]):
-        for _ in range(5):
+        for _ in range(3):
             check_build(build, [first, second, 0, 8], [7], only_some, False, generator)
 
 
@@ -479,3 +484,18 @@ def test_an_empty_block_is_no_way_out_of_a_document_that_is_left_out() -> None:
     assert checkpoint.end == (Cursor(0, 0, 5), Cursor(0, 1))
     assert [one.counts.text_bytes for one in slices] == [0, 0, 0, 5]
     assert slices[-1].end == (Cursor(0, 9), Cursor(0, 1))
+
+
+@pytest.mark.parametrize("eot_first", [True, False])
+def test_files_for_validation_come_first_and_do_not_count(eot_first: bool) -> None:
+    """A part may have no others, or none that are left when a run resumes; and a run may begin in the middle of a
+    document of such a file."""
+    parts = PartInput(((5, 3),), 1, 1), PartInput(((4, 8), (2, 6, 1)), 2, 1), PartInput(((), (9, 9)), 1, 1)
+    rule = SplitRule(val_files=(1, 1, 1))
+    generator = random.Random(0)
+    for until, shard_tokens, sizes in itertools.product(
+        ["first-exhausted", "all-exhausted"], [4, 50], [[2], [3, 0, 4]]
+    ):
+        for some in (parts, parts[1:]):
+            build = Build(some, until, eot_first, shard_tokens, replace(rule, val_files=(1,) * len(some)))
+            check_build(build, sizes, [1, 2], False, generator.random() < 0.5, generator)

@@ -102,3 +102,20 @@ def test_a_block_whose_tokens_are_elsewhere_passes_at_once() -> None:
     assert next(found) == TokenBlock(Cursor(0, 0), Cursor(0, 0, 5), kept, block.eots)
     with pytest.raises(ZeroDivisionError):
         next(found)
+
+
+def test_seams_of_two_parts_do_not_meet() -> None:
+    """Blocks of parts may come in any order: each side of a seam waits for the next block of its own part."""
+    blocks: list[list[EncodedBlock]] = []
+    for part, letter in enumerate("ab"):
+        end = Cursor(0, 7, starts_mid_document=True)
+        left = encoded(letter * 7, eot=True, start=Cursor(0, 0), end=end, ends_at_seam=True, part=part)
+        right = encoded(letter * 6, start=None, end=Cursor(0, 13), starts_at_seam=True, part=part)
+        blocks.append([left, right])
+    mender = SeamMender(reference.encode, load_token_bytes(GPT2).token_bytes)
+    for order in ([0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1]):
+        queues = [iter(one) for one in blocks]
+        found: list[list[int]] = [[], []]
+        for block in stitch([next(queues[part]) for part in order], lambda: mender, (Cursor(0, 0),) * 2):
+            found[block.part] += block.tokens.tolist()  # type: ignore[union-attr]
+        assert found == [[*EOT, *reference.encode(letter * 13)] for letter in "ab"]

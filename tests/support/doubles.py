@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import ChooseListing, Executor, InProcessPlane, Lane, Result, completed
+from fineweb_shards.executors.base import ChooseListing, Executor, InProcessPlane, Lane, Result, choose_first, completed
 from fineweb_shards.executors.encode_batch import encode_batch
 from fineweb_shards.executors.messages import WorkOrder
 from fineweb_shards.sources.source import Parts
@@ -54,12 +54,12 @@ class InlineExecutor(Executor):
         listings: Sequence[Iterator[Batch]],
         on_idle: Callable[[], None] = lambda: None,
         wanted_tokens: Callable[[], int | None] = lambda: None,
-        choose: ChooseListing = min,
+        choose: ChooseListing = choose_first,
     ) -> Generator[EncodedBlock]:
         lanes = {number: Lane() for number in range(len(listings))}
         try:
             while lanes:
-                lane = choose(lanes)
+                lane, _ = choose(lanes)
                 batch = next(listings[lane], None)
                 if batch is None:
                     del lanes[lane]
