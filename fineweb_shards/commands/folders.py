@@ -173,7 +173,7 @@ def _export_config(options: argparse.Namespace) -> Config:
     parts: list[dict[str, Any]] = options.mix or []
     given = {name: getattr(options, name) for name in EXPORT_SETTINGS}
     if not parts and options.folder is None:
-        raise UsageError("DIR is missing.", "Name a folder of finished shards, or several by --mix DIR=WEIGHT.")
+        raise UsageError("DIR is missing.", "Name a folder, or several by --mix DIR=WEIGHT; see --help.")
     if parts and options.folder is not None:
         folder = options.folder.location
         raise UsageError(f"{folder} and --mix exclude each other.", f"To mix it, too: --mix {folder}=WEIGHT.")

@@ -29,6 +29,7 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.run.output_text import stray_warnings, training_error
 from fineweb_shards.store.cleanup import (
+    holds_shards,
     refuse_planted_files,
     refuse_untracked_shards,
     start_over,
@@ -176,7 +177,8 @@ def export(
             return Exported(spec, manifest, 0, 0.0)
         refuse_planted_files(spec.store, index=manifest.index)
         documents = sum(source.manifest.documents for source in job.sources)
-        if not manifest.shards and (error := training_error(spec, config, job.tokens, documents)):
+        # How long a mix is, only its end will tell.
+        if not manifest.shards and not manifest.mix and (error := training_error(spec, config, job.tokens, documents)):
             raise error
         size_bytes = spec.shard_format.size_bytes
         total, shard = size_bytes(max(0, job.tokens - manifest.tokens)), size_bytes(spec.shard_tokens)
@@ -194,23 +196,34 @@ def export(
 
 
 def _open_manifest(job: ExportJob) -> Manifest:
-    """Return the output's manifest, or a new one; ChangedError if it is that of another export."""
+    """Return the output's manifest, or a new one; ChangedError if shards of another export are finished."""
     spec, new, manifest = job.spec, job.new, load_manifest(job.spec.folder)
     if manifest is None:
         refuse_untracked_shards(spec.store, spec.layout, set())
         return new
-    if new.mix and manifest.mix:
-        for number, (part, begun) in enumerate(zip(new.parts, manifest.parts, strict=False), 1):
-            hashes, begun_hashes = ({file["content_hash"] for file in each.files} for each in (part, begun))
-            if hashes != begun_hashes:
-                raise ChangedError(
-                    f"Part {number} ({part.label}): its shards are not those that this mix was begun with.",
-                    "Name the same folders in the same order, another --out, or start over with --fresh.",
-                )
-    settings = {**new.settings, "max_tokens": manifest.settings["max_tokens"]}  # see `move_limit`
-    check_settings(manifest, dataclasses.replace(new, settings=settings), Config().fingerprint())
+    try:
+        _check_same_export(manifest, new)
+    except ChangedError:
+        if holds_shards(spec.store, manifest):
+            raise
+        refuse_untracked_shards(spec.store, spec.layout, set())
+        return new
     moved = move_limit(manifest, new.settings["max_tokens"], spec.store)
     return trim_to_whole_files(add_index(moved, spec.store, asked=new.index), spec.store)
+
+
+def _check_same_export(before: Manifest, now: Manifest) -> None:
+    """Raise ChangedError if sources or settings are not those with which the output was begun."""
+    if before.mix and now.mix:
+        for number, (old, new) in enumerate(zip(before.parts, now.parts, strict=False), 1):
+            old_hashes, new_hashes = ({file["content_hash"] for file in part.files} for part in (old, new))
+            if old_hashes != new_hashes:
+                raise ChangedError(
+                    f"Part {number} ({new.label}): its shards are not those that this mix was begun with.",
+                    "Name the same folders in the same order, another --out, or start over with --fresh.",
+                )
+    settings = {**now.settings, "max_tokens": before.settings["max_tokens"]}  # see `move_limit`
+    check_settings(before, dataclasses.replace(now, settings=settings), Config().fingerprint())
 
 
 def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk) -> Manifest:

@@ -144,6 +144,19 @@ def test_a_mix_is_continued_to_another_limit(made: Path, tmp_path: Path) -> None
         assert limit in (None, manifest.tokens)
 
 
+def test_a_mix_that_is_all_validation_is_refused(made: Path, tmp_path: Path) -> None:
+    """At its end, when that is certain. The flag that the message names is enough: nothing is finished."""
+    words = ["export", "--mix", f"{made}/web=7", "--mix", f"{made}/code=3", "--max-tokens", "1500"]
+    done = inline.run_command(*words, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "There would be nothing to train on: by default the first 2,000 tokens are for validation" in done.stderr
+    assert "--val-tokens 100" in done.stderr
+    done = inline.run_command(*words, "--out", tmp_path / "out", "--val-tokens", "100")
+    assert done.returncode == 0, done.stderr
+    expected = mixed("build-nanogpt", WEB, CODE, max_tokens=1500, val_tokens=100)
+    assert runs.outputs_in(tmp_path / "out") == expected
+
+
 def test_another_source_is_refused_by_name(made: Path, tmp_path: Path) -> None:
     """Other shards, another order, other weights, or another number of folders; a folder that was renamed is the
     same."""
@@ -218,7 +231,7 @@ def test_buckets_are_mixed_into_a_bucket(made: Path, bucket_url: str, tmp_path: 
 
 @pytest.mark.parametrize(("words", "code", "message", "hint"), [
     (["{web}", "--mix", "{code}=1"], 2, "web and --mix exclude each other.", "To mix it, too: --mix"),
-    ([], 2, "DIR is missing.", "by --mix DIR=WEIGHT"),
+    ([], 2, "DIR is missing.", "several by --mix DIR=WEIGHT"),
     (["--mix", "{web}=1"], 2, "web: there is nothing to mix it with.", "Name the others"),
     (["--mix", "{web}", "--mix", "{code}=1"], 2, "is no folder with its weight, such as shards=7", "--help"),
     (["--mix", "{web}=many", "--mix", "{code}=1"], 2, "--mix: 'many' is not a number such as 7", "export --help"),
