@@ -31,7 +31,8 @@ from fineweb_shards.run.input_sample import (
 )
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.output_text import expect_files, reader_warnings, stray_warnings, training_error
-from fineweb_shards.storage.place import STANDARD_INPUT, InputFile
+from fineweb_shards.sources.source import Source
+from fineweb_shards.storage.place import HUB_ON_DISK, STANDARD_INPUT, InputFile
 from fineweb_shards.storage.streams import expansion_of
 from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.system.machine import busy_cores, free_disk_bytes, usable_cores
@@ -169,7 +170,8 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_token
         share, batches = part.share_of(one), part.whole.batches
         read_bytes += round(share * part.size_bytes)
         left = max(0.0, share - part.passed)
-        to_fetch += round((math.ceil(left * batches) / batches if batches else left) * part.size_bytes)
+        left_bytes = round((math.ceil(left * batches) / batches if batches else left) * part.size_bytes)
+        to_fetch += min(left_bytes, part.most_fetched_bytes)
         if one.tokens != 0:
             is_known = one.tokens is not None and part.tokens_per_second
             seconds += (one.tokens or 0) / part.tokens_per_second if is_known else math.inf
@@ -199,6 +201,7 @@ class _MeasuredPart:
     train: Extent  # the others, once
     epochs: int
     size_bytes: int  # of its files, each as often as it is read
+    most_fetched_bytes: int
     passed: float  # the share of them that is before the cursor
     separator_rows: list[tuple[str, str]]
     first_documents: list[str]
@@ -241,11 +244,20 @@ def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) ->
         train,
         own.epochs,
         part.read_bytes,
+        most_fetched_bytes(part),
         part.share_before(start) or bytes_before / max(1, part.read_bytes),
         sample.separator_rows(),
         documents,
         speed,
     )
+
+
+def most_fetched_bytes(part: Source) -> int:
+    """Return how much a part can make a run fetch: nothing if its files are on this machine, and what is downloaded
+    once, whatever its epochs."""
+    if not part.costs_requests:
+        return 0
+    return part.size_bytes if all(file.place == HUB_ON_DISK for file in part.files) else part.read_bytes
 
 
 def _take_from(

@@ -1,8 +1,8 @@
 """Builds into a bucket, each in a fork of this process, for a test that kills them at a certain request.
 
-Reads jobs from standard input, one a line: {"out", "input", "settings"}. Answers with the process id of the build when
-it begins, and with its exit code (negative for a signal) and its error when it has ended. Files of more than 4 KiB are
-uploaded in parts, and a lock is that of a dead run after a moment.
+Reads jobs from standard input, one a line: {"out", "input" (a list), "settings"}. Answers with the process id of the
+build when it begins, and with its exit code (negative for a signal) and its error when it has ended. Files of more than
+4 KiB are uploaded in parts, and a lock is that of a dead run after a moment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ bucket_store._PROBE_SECONDS = 0.0
 
 
 def build(job: dict[str, Any]) -> None:
-    runs.build_inline(job["out"], job["input"], **{"engine": "tiktoken", **job["settings"]})
+    settings = job["settings"]
+    if "parts" in settings:
+        settings["parts"] = tuple({name: as_tuple(value) for name, value in part.items()} for part in settings["parts"])
+    runs.build_inline(job["out"], *job["input"], **{"engine": "tiktoken", **settings})
+
+
+def as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def answer(value: object) -> None:

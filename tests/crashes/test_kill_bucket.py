@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import queue
+import random
 import signal
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from fineweb_shards.layouts import LAYOUTS
+from tests.conftest import THREE_LAYOUTS
+from tests.exactness.test_mixes import draw_mix
 from tests.support import layout_reference
 from tests.support.bucket_server import Door, make_bucket
 from tests.support.bucket_view import BucketView, Watcher, check_finished
@@ -34,11 +38,11 @@ class Builds:
         self._process = process
         self.pids: queue.SimpleQueue[int] = queue.SimpleQueue()  # of each build, for one that kills it
 
-    def run(self, out: str, source: Path, **settings: object) -> tuple[int, str]:
+    def run(self, out: str, *sources: Path, **settings: object) -> tuple[int, str]:
         """A build: its exit code, negative for a signal, and its error."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        job = {"out": out, "input": str(source), "settings": {"max_outage": 20, **settings}}
+        job = {"out": out, "input": [*map(str, sources)], "settings": {"max_outage": 20, **settings}}
         print(json.dumps(job), file=self._process.stdin, flush=True)
         self.pids.put(json.loads(self._process.stdout.readline()))
         code, error = json.loads(self._process.stdout.readline())
@@ -156,3 +160,34 @@ def test_a_kill_at_every_request(
         builds.pids.get()
         assert watcher.torn == [], fate
         check_finished(view, other, expected)
+
+
+@pytest.mark.promise("a mix is that of a plain loop", "a bucket never shows half a shard; only one writer wins")
+def test_mixes_that_are_killed_at_any_request(
+    bucket_environment: str, door: Door, builds: Builds, tmp_path: Path, tries: Tries, soak: bool
+) -> None:
+    """Random ones, up to three times, each time with other batches: what is visible is always whole, and in the end
+    what a plain loop gives."""
+    for seed in tries(3, 40):
+        chooser, folder = random.Random(2000 + seed), tmp_path / str(seed)
+        one = draw_mix(2000 + seed, [*LAYOUTS] if soak else THREE_LAYOUTS)
+        settings = {name: value for name, value in one.settings(folder).items() if value is not None}
+        settings["scratch"], expected = str(folder / "scratch"), one.expected()
+        out = f"{make_bucket(bucket_environment)}/folder"
+        view = BucketView(bucket_environment, out)
+        watcher = Watcher(view, door, expected)
+        code, error, kills = -signal.SIGKILL, "", chooser.randint(1, 3)
+        while code == -signal.SIGKILL and kills:
+            kills -= 1
+            Killer(builds, door, chooser.randint(5, 60), chooser.choice(["before", "after"]), watcher)
+            code, error = builds.run(out, **settings, batch_bytes=chooser.choice([2048, 20_000]))
+            assert code in (0, -signal.SIGKILL), error
+            check_manifest(view)
+            if not code:
+                builds.pids.get()
+        door.on_request, door.on_answer = lambda method, path: None, watcher.look
+        if code:
+            assert builds.run(out, **settings, batch_bytes=5000) == (0, "")
+            builds.pids.get()
+        assert watcher.torn == []
+        check_finished(view, folder / "scratch", expected)

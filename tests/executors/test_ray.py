@@ -33,6 +33,8 @@ if importlib.util.find_spec("ray") is None:
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
+from tests.conftest import THREE_LAYOUTS
+from tests.exactness.test_mixes import Mix, Part, draw_mix, toml_of
 from tests.executors import poison
 from tests.support import fourteen_files
 from tests.support.bucket_view import BucketView
@@ -244,6 +246,52 @@ def test_workers_that_are_killed_cost_only_time(
         code, errors = driver.wait()
         assert code == 0, errors
         assert runs.shards_in(out) == expected
+
+
+@pytest.mark.promise("a mix is that of a plain loop", "Ray gives the same bytes; a lost node or driver costs time")
+def test_random_mixes_are_the_reference(
+    tmp_path: Path, driver: RayDriver, cluster: RayCluster, tries: Tries, soak: bool
+) -> None:
+    """Parts of any form, weights, epochs, lengths, validation and layout."""
+    for number in tries(4, 30):
+        one, folder = draw_mix(3000 + number, [*LAYOUTS] if soak else THREE_LAYOUTS), tmp_path / str(number)
+        settings, out = one.settings(folder), folder / "out"
+        (folder / "mix.toml").write_text(toml_of(settings))
+        batch_bytes = random.Random(number).choice([2000, 20_000])
+        code, errors = driver.run(
+            "build", folder / "mix.toml", "--out", out, "--engine", "tiktoken", "--batch-bytes", batch_bytes,
+            *on(cluster),
+        )  # fmt: skip
+        expected = one.expected()
+        assert code == (0 if expected else 4), errors
+        assert runs.outputs_in(out) == expected
+    assert wait_until(lambda: driver.used_store_bytes() == 0)
+
+
+@pytest.mark.promise("a mix is that of a plain loop", "Ray gives the same bytes; a lost node or driver costs time")
+@pytest.mark.parametrize("lost", ["node", "workers"])
+def test_a_mix_survives_a_loss(tmp_path: Path, driver: RayDriver, cluster: RayCluster, tries: Tries, lost: str) -> None:
+    """A node, or all processes with a task, are killed at a random moment: same bytes, also of parts that are far ahead
+    or behind by then."""
+    kinds = (("parquet", 7), ("jsonl", 2), ("gz", 1))
+    parts = [Part(form, (tuple(MANY[number::3]),), weight) for number, (form, weight) in enumerate(kinds)]
+    one = Mix(tuple(parts), "all-exhausted", Wanted("build-nanogpt", SHARD_TOKENS))
+    settings, expected = one.settings(tmp_path / "mix"), one.expected()
+    (tmp_path / "mix.toml").write_text(toml_of(settings))
+    for number in tries(1, 10):
+        cluster.add_node()
+        out = tmp_path / str(number)
+        driver.start("build", tmp_path / "mix.toml", "--out", out, "--batch-bytes", "4k", *on(cluster))
+        assert wait_until(has_finished(out, 1 + random.Random(number).randrange(len(expected) - 1)), 300)
+        if lost == "workers":
+            for process in cluster.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        cluster.remove_node()
+        code, errors = driver.wait()
+        assert code == 0, errors
+        assert runs.outputs_in(out) == expected
+        assert wait_until(lambda: driver.used_store_bytes() == 0)
 
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")

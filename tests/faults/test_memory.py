@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ import pytest
 
 from tests.support import fourteen_files, runs
 from tests.support.documents import make_documents
+from tests.support.standin_faults import LastingFault, Stall
 from tests.support.standin_hub import StandInHub, files_of
 from tests.support.standin_repository import Repository
 
@@ -204,3 +207,37 @@ def test_a_slow_disk_and_a_large_row_group_on_the_hub(disk_path: Path) -> None:
             process.terminate()
             assert process.wait() == 143
     assert 100 * MIB < memory.peak_bytes < BUDGET
+
+
+@pytest.mark.full
+@pytest.mark.promise("memory stays within the budget", "a mix is that of a plain loop")
+def test_a_mix_waits_for_a_part_that_stalls(disk_path: Path, soak: bool) -> None:
+    """What is read and encoded of the others stays in its window: of a file that is as fast as the disk, and of one
+    that has to be unpacked front to back."""
+    megabytes, seconds = (2000, 60) if soak else (300, 15)
+    fast = write_giant(disk_path / "fast.txt", megabytes * 10**6, b"\n\n")
+    packed = disk_path / "packed.txt.gz"
+    plain = write_giant(disk_path / "plain.txt", megabytes * 10**5, b"\n\n")
+    with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as file:
+        shutil.copyfileobj(source, file)
+    documents = ["".join(map(str, range(number, number + 300))) for number in range(megabytes * 10)]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": documents}), sink, row_group_size=100)
+    stalled = LastingFault(Stall(), path_contains=".parquet", spared=5)
+    repository = Repository("me/slow", {"a.parquet": bytes(sink.getvalue())})
+    words = runs.command(
+        "build", "--part", f"input={fast} weight=90", "--part", f"input={packed} weight=9",
+        "--part", "dataset=me/slow weight=1", "--out", disk_path / "out", "--workers", 2, "--max-memory", BUDGET,
+        "--mix-until", "all-exhausted", "--shard-tokens", "5M", "--no-verify",
+    )  # fmt: skip
+    with StandInHub([repository], [stalled]) as hub:
+        environment = fourteen_files.environment(hub, disk_path / "home")
+        with peak_of(words, **environment) as (process, memory):
+            assert runs.wait_until(lambda: stalled.injected > 0)
+            time.sleep(seconds)
+            waiting_peak = memory.peak_bytes
+            assert process.poll() is None
+            stalled.active = False
+            hub.release_stalls()
+            assert process.wait() == 0
+    assert 100 * MIB < waiting_peak <= memory.peak_bytes < BUDGET

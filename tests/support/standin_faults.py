@@ -221,10 +221,12 @@ class FlippedByte(FaultPlan):
 
 @dataclass
 class LastingFault(FaultPlan):
-    """The same fault for every request while `active`: an outage that a test starts and ends."""
+    """The same fault for every request while `active`, but for the first `spared`: an outage that a test starts and
+    ends."""
 
     fault: Fault
     active: bool = True
+    spared: int = 0
 
     def choose(self, number: int) -> Fault | None:
-        return self.fault if self.active else None
+        return self.fault if self.active and number >= self.spared else None
