@@ -42,6 +42,8 @@ class OutputSettings(TypedDict, total=False):
 
     layout: str
     shard_tokens: int | str
+    max_tokens: int | str
+    mix_until: Literal["first-exhausted", "all-exhausted"]
     val_tokens: int | str
     val_documents: int | str
     val_ratio: float | str
@@ -63,7 +65,6 @@ class Settings(OutputSettings, total=False):
     parts: Sequence[Mapping[str, Any]]
     weight: float | str | Sequence[float | str]
     epochs: int | Sequence[int]
-    mix_until: Literal["first-exhausted", "all-exhausted"]
     download: bool
     keep_downloads: bool
     max_outage: int | str
@@ -78,7 +79,6 @@ class Settings(OutputSettings, total=False):
     pattern: str
     eot: str | int
     scratch: AnyPath
-    max_tokens: int | str
     val_input: AnyPath | Sequence[AnyPath]
     workers: int
     executor: Literal["local", "ray"]
@@ -283,9 +283,18 @@ def plan(
     return _make(PlanResult, _run(words, quiet=True))
 
 
-def export(folder: AnyPath, out: AnyPath, *, fresh: bool = False, **settings: Unpack[OutputSettings]) -> ExportResult:
-    """Copy finished shards into another layout, without tokenizing."""
-    words = ["export", fspath(folder), *_flags(settings), *_flags({"out": out})]
+def export(
+    folder: AnyPath | None = None,
+    out: AnyPath | None = None,
+    *,
+    mix: Sequence[Mapping[str, Any]] = (),
+    fresh: bool = False,
+    **settings: Unpack[OutputSettings],
+) -> ExportResult:
+    """Copy finished shards into another layout, without tokenizing; or those of several folders, mixed by tokens: `mix`
+    has the `folder`, `weight` and `epochs` of each."""
+    words = ["export", *_words(folder), *_flags(settings), *_flags({"out": out})]
+    words += [f"--mix={fspath(one['folder'])}={one['weight']},epochs={one.get('epochs', 1)}" for one in mix]
     return _make(ExportResult, _run([*words, *(["--fresh", "--yes"] if fresh else [])]))
 
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import argparse
 import webbrowser
+from typing import Any
 
-from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags
+from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags, as_argument
 from fineweb_shards.commands.targets import read_store
+from fineweb_shards.errors import UsageError
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.facts import report_path
 from fineweb_shards.report.page import write_report
-from fineweb_shards.run.config_sources import load_config
+from fineweb_shards.run.config import Config
+from fineweb_shards.run.config_sources import load_config, parse_mixed
 from fineweb_shards.run.output_text import output_warnings, result_lines
 from fineweb_shards.store.opening import scratch_folder
 from fineweb_shards.store.store import Store
@@ -27,14 +30,16 @@ from fineweb_shards.watching.status import folder_values, read_status, show_stat
 
 EXPORT_SETTINGS = (
     "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "gpus", "index", "verify",
+    "mix_until", "max_tokens",
 )  # fmt: skip
 
 
-def add_folder(parser: argparse.ArgumentParser) -> None:
+def add_folder(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     """Add the argument that names an output folder: by its path, or by the config it was built with."""
     parser.add_argument(
         "folder",
         metavar="DIR",
+        nargs=nargs,
         type=read_store,
         help="output folder of a build (also s3://…), or the sample or TOML file that it was built with",
     )
@@ -116,8 +121,16 @@ def run_report(options: argparse.Namespace) -> None:
 
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the folder to export from, and a flag for every setting of the output."""
-    add_folder(parser)
+    """Add the folder to export from, or the folders to mix, and a flag for every setting of the output."""
+    add_folder(parser, nargs="?")
+    parser.add_argument(
+        "--mix",
+        action="append",
+        type=as_argument(parse_mixed),
+        metavar="DIR=W[,epochs=N]",
+        help="instead of DIR: mix the documents of finished folders by tokens, each with a share in proportion to its "
+        "weight, such as 7, 0.7 or 70%%; repeatable, once for each folder",
+    )
     add_setting_flags(parser, EXPORT_SETTINGS)
     add_fresh_flags(parser)
     add_json_flag(parser)
@@ -125,16 +138,21 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_export(options: argparse.Namespace) -> None:
     """Export, verify, and print the result."""
-    from fineweb_shards.run.export import export, open_export_source
+    from fineweb_shards.run.export import export, make_export_job, open_export_source
+    from fineweb_shards.run.export_mix import make_mix_job
 
     interrupts = Interrupts(options.resume)
     ignore_closed_output()
-    source = open_export_source(options.folder)
-    config = load_config(None, {name: getattr(options, name) for name in EXPORT_SETTINGS})
+    config = _export_config(options)
     screen = LineScreen()
     interrupts.on_stop = screen.say_stopping
     observer = WaitsOnScreen(screen)
-    done = export(source, config, fresh=options.fresh, yes=options.yes, say=screen.warn, observer=observer)
+    if options.mix:
+        sources = [open_export_source(read_store(part.input[0])) for part in config.part_configs]
+        job = make_mix_job(sources, config, observer)
+    else:
+        job = make_export_job(open_export_source(options.folder), config, observer)
+    done = export(job, config, fresh=options.fresh, yes=options.yes, say=screen.warn, observer=observer)
     if config.verify and done.seconds:
         check_folder(done.spec.store, screen.warn)
     interrupts.work_is_done()
@@ -148,3 +166,26 @@ def run_export(options: argparse.Namespace) -> None:
         speed = show_bytes(done.spec.shard_format.size_bytes(done.new_tokens) / max(done.seconds, 1e-9))
         first = f"Done: in {show_seconds(done.seconds)}, {speed}/s."
     print_result(first, *result_lines(done.spec, done.manifest))
+
+
+def _export_config(options: argparse.Namespace) -> Config:
+    """Return the settings of an export; UsageError if flags contradict each other."""
+    parts: list[dict[str, Any]] = options.mix or []
+    given = {name: getattr(options, name) for name in EXPORT_SETTINGS}
+    if not parts and options.folder is None:
+        raise UsageError("DIR is missing.", "Name a folder, or several by --mix DIR=WEIGHT; see --help.")
+    if parts and options.folder is not None:
+        folder = options.folder.location
+        raise UsageError(f"{folder} and --mix exclude each other.", f"To mix it, too: --mix {folder}=WEIGHT.")
+    if len(parts) == 1:
+        folder = parts[0]["input"][0]
+        raise UsageError(
+            f"--mix {folder}: there is nothing to mix it with.", "Name the others by --mix, or copy it without --mix."
+        )
+    for name in ("mix_until", "max_tokens"):
+        if not parts and given[name] is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} {given[name]}: it is about a mix.", "Name its folders by --mix, or leave it out.")
+    config = load_config(None, {**given, "parts": parts or None})
+    config.check()
+    return config

@@ -31,7 +31,7 @@ SUBCOMMANDS = {
     "verify": "check every shard of a folder against its manifest",
     "status": "show how far a run is, from any terminal",
     "report": "make the page about a folder again",
-    "export": "copy finished shards into another layout, without tokenizing",
+    "export": "copy finished shards into another layout, or mix those of several folders, without tokenizing",
     "inspect": "look into shards: figures, documents, a search",
 }
 MODULES = {"build": "build", "plan": "plan", "inspect": "inspect"}  # beside this one; all others: folders
@@ -47,7 +47,10 @@ EXAMPLES = {
     "verify": ("verify shards",),
     "status": ("status shards", "status shards --watch"),
     "report": ("report shards --open",),
-    "export": ("export shards --out for-llm.c --layout llm.c",),
+    "export": (
+        "export shards --out for-llm.c --layout llm.c",
+        "export --mix web=7 --mix code=3 --out mixed  # 70 % of the tokens from web",
+    ),
     "inspect": ("inspect shards", "inspect shards --document 3", "inspect shards --grep photosynthesis"),
 }
 

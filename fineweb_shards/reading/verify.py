@@ -221,10 +221,12 @@ def _check_tokens(shard_format: ShardFormat, record: ShardRecord, data: BinaryIO
     return f"{record.name}: {damage}" if damage else None
 
 
-def read_stream(store: Store, manifest: Manifest, start: int) -> Iterator[Span]:
-    """Yield the stream from token `start` on, as it was before it was split."""
+def read_stream(store: Store, manifest: Manifest, start: int, split: Split | None = None) -> Iterator[Span]:
+    """Yield the stream from token `start` on, as it was before it was split; or what one split has."""
     records, shard_format, split_rule = manifest.shards, manifest.shard_format, manifest.split_rule
-    if not split_rule.val_ratio:
+    if split is not None:
+        records = tuple(record for record in records if record.split == split)
+    if split is not None or not split_rule.val_ratio:
         yield from _read(store, shard_format, records, start)
         return
     splits: dict[Split, _Documents] = {}

@@ -15,6 +15,7 @@ from typing import Any
 
 from fineweb_shards.errors import UsageError, closest, suggest
 from fineweb_shards.run.config import PART_KEYS, Config
+from fineweb_shards.units import parse_count, parse_weight
 
 
 def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
@@ -110,6 +111,18 @@ def parse_part(text: str) -> dict[str, Any]:
     if not values:
         raise ValueError("a part needs at least dataset=ORG/NAME or input=PATH")
     return dict(_from_table("--part", values, of_part=True))
+
+
+def parse_mixed(text: str) -> dict[str, Any]:
+    """Parse the value of --mix, `DIR=7` or `DIR=7,epochs=2`, as a part of the input. A folder's name may have commas
+    and equals signs, too."""
+    head, comma, epochs = text.rpartition(",epochs=")
+    if not comma or "=" in epochs:
+        head, epochs = text, "1"
+    folder, _, weight = head.rpartition("=")
+    if not folder:
+        raise ValueError(f"{text!r} is no folder with its weight, such as shards=7 or shards=7,epochs=2")
+    return {"input": (folder,), "weight": parse_weight(weight), "epochs": parse_count(epochs)}
 
 
 def _from_toml(path: str, field: dataclasses.Field[Any], value: Any, *, of_part: bool) -> Any:

@@ -11,22 +11,25 @@ import contextlib
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from operator import getitem
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 import fineweb_shards
-from fineweb_shards.errors import DiskFullError, InputError, UsageError
+from fineweb_shards.errors import ChangedError, DiskFullError, InputError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import InProcessPlane
-from fineweb_shards.layouts.base import choose_digits, tokens_of
+from fineweb_shards.layouts.base import ShardFormat, choose_digits, tokens_of
 from fineweb_shards.reading.verify import read_stream
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.run.output_text import stray_warnings, training_error
 from fineweb_shards.store.cleanup import (
+    holds_shards,
     refuse_planted_files,
     refuse_untracked_shards,
     start_over,
@@ -34,7 +37,7 @@ from fineweb_shards.store.cleanup import (
 )
 from fineweb_shards.store.manifest import Manifest, find_manifest, load_manifest
 from fineweb_shards.store.opening import missing_manifest_error
-from fineweb_shards.store.resume_rules import add_index, check_settings, trim_to_whole_files
+from fineweb_shards.store.resume_rules import add_index, check_settings, move_limit, trim_to_whole_files
 from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.boundaries import NO_POSITIONS, Span
 from fineweb_shards.stream.section import Section
@@ -43,7 +46,7 @@ from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.definition import copy_definition
-from fineweb_shards.types import Counts, Cursor, TokenBlock
+from fineweb_shards.types import Counts, Cursor, ShardSlice, Split, TokenBlock
 from fineweb_shards.units import show_bytes
 from fineweb_shards.writing.placement import Output, begin_output, make_packer, shards_at_once
 
@@ -53,7 +56,7 @@ OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_sh
 
 @dataclasses.dataclass(frozen=True)
 class ExportSource:
-    """The folder of finished shards to export from."""
+    """A folder of finished shards to export from."""
 
     store: Store
     manifest: Manifest
@@ -77,6 +80,24 @@ class ExportSource:
         documents = sum(record.documents for record in manifest.shards if record.split == "val")
         # A stream that was cut off before training began may end in a document without its EOT.
         return documents if tokens_of(manifest.shards, "train") else documents + 1
+
+    @property
+    def counts(self) -> Counts:
+        """What is counted of the documents, those left out included."""
+        # Manifests of the first version have fewer totals.
+        return Counts(**{field.name: self.manifest.totals.get(field.name, 0) for field in dataclasses.fields(Counts)})
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportJob:
+    """What an export writes: the documents of one folder, or of several (export_mix.py)."""
+
+    sources: tuple[ExportSource, ...]
+    spec: OutputSpec
+    new: Manifest  # of an output in which nothing is finished
+    tokens: int  # at the end; of a mix about
+    limit_tokens: int | None
+    read: Callable[[Manifest], Iterator[Section]]  # returns the stream from where a manifest ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +126,35 @@ def open_export_source(store: Store) -> ExportSource:
     return ExportSource(store, manifest)
 
 
+def make_export_job(source: ExportSource, config: Config, observer: Observer) -> ExportJob:
+    """Return what the export of one folder writes. Documents that were chosen for validation stay so, unless the
+    settings choose others: the tokens don't show where their files ended."""
+    built = source.manifest
+    if config.shard_tokens is None:
+        config = dataclasses.replace(config, shard_tokens=built.settings["shard_tokens"])
+    if all(getattr(config, name) is None for name in VAL_SETTINGS):
+        config = dataclasses.replace(config, val_documents=source.val_documents)
+    spec = output_spec(config, config.open_store(observer), built.vocabulary)
+    ours = {name: value for name, value in config.fingerprint().items() if name in OUTPUT_SETTINGS}
+    new = Manifest(
+        {**built.settings, **ours, "exported_from": identify([source])},
+        built.parts,
+        {**built.versions, "fineweb_shards": fineweb_shards.__version__},
+        digits=choose_digits(spec.layout, spec.shard_tokens, built.tokens, exact=True),
+        vocabulary=built.vocabulary,
+        index=config.index,
+    )
+    return ExportJob((source,), spec, new, built.tokens, source.limit_tokens, partial(_sections, source))
+
+
+def identify(sources: Iterable[ExportSource]) -> str:
+    """Return what identifies the shards of folders, so that a resume notices another source."""
+    hashes = "".join(record.sha256 for source in sources for record in source.manifest.shards)
+    return hashlib.sha256(hashes.encode()).hexdigest()
+
+
 def export(
-    source: ExportSource,
+    job: ExportJob,
     config: Config,
     *,
     fresh: bool,
@@ -114,31 +162,26 @@ def export(
     observer: Observer,
     yes: bool = False,
 ) -> Exported:
-    """Copy the tokens, or the rest of them, into another folder and layout. Documents that were chosen for validation
-    stay so, unless the settings choose others: the tokens don't show where their files ended."""
-    asked = config
-    if config.shard_tokens is None:
-        config = dataclasses.replace(config, shard_tokens=source.manifest.settings["shard_tokens"])
-    if all(getattr(config, name) is None for name in VAL_SETTINGS):
-        config = dataclasses.replace(config, val_documents=source.val_documents)
-    spec = output_spec(config, config.open_store(observer), source.manifest.vocabulary)
-    if spec.store.is_same(source.store):
+    """Copy the tokens, or the rest of them, into another folder and layout; `config` is what was asked for."""
+    spec = job.spec
+    if any(spec.store.is_same(source.store) for source in job.sources):
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
     if not spec.store.is_remote:
         load_manifest(spec.folder)  # refuses a folder of another program before anything is written into it
     with spec.store.lock(observer):
         if fresh:
             start_over(spec.store, spec.layout, say, yes=yes)
-        manifest = _open_manifest(source, config, spec)
+        manifest = _open_manifest(job)
         if manifest.complete:
             tidy_finished(spec.store, manifest)
             return Exported(spec, manifest, 0, 0.0)
         refuse_planted_files(spec.store, index=manifest.index)
-        built = source.manifest
-        if not manifest.shards and (error := training_error(spec, asked, built.tokens, built.documents)):
+        documents = sum(source.manifest.documents for source in job.sources)
+        # How long a mix is, only its end will tell.
+        if not manifest.shards and not manifest.mix and (error := training_error(spec, config, job.tokens, documents)):
             raise error
         size_bytes = spec.shard_format.size_bytes
-        total, shard = size_bytes(built.tokens - manifest.tokens), size_bytes(spec.shard_tokens)
+        total, shard = size_bytes(max(0, job.tokens - manifest.tokens)), size_bytes(spec.shard_tokens)
         needed, free = spec.store.scratch_bytes(total, shard, shards_at_once(0)), free_disk_bytes(spec.folder)
         if needed > free:
             raise DiskFullError(
@@ -148,75 +191,121 @@ def export(
         for warning in stray_warnings(spec.store, spec.layout):
             say(f"{'WARNING':<10} {warning}")
         begin = time.monotonic()
-        result = _copy(source, spec, manifest, Disk(spec.folder, config.max_outage, observer))
+        result = _write(job, config, manifest, Disk(spec.folder, config.max_outage, observer))
         return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
 
 
-def _open_manifest(source: ExportSource, config: Config, spec: OutputSpec) -> Manifest:
-    built = source.manifest
-    ours = {name: value for name, value in config.fingerprint().items() if name in OUTPUT_SETTINGS}
-    # Identifies the shards, so that a resume notices another source.
-    hashes = "".join(record.sha256 for record in built.shards)
-    settings = {**built.settings, **ours, "exported_from": hashlib.sha256(hashes.encode()).hexdigest()}
-    new = Manifest(
-        settings,
-        built.parts,
-        {**built.versions, "fineweb_shards": fineweb_shards.__version__},
-        digits=choose_digits(spec.layout, spec.shard_tokens, built.tokens, exact=True),
-        vocabulary=built.vocabulary,
-        index=config.index,
-    )
-    manifest = load_manifest(spec.folder)
+def _open_manifest(job: ExportJob) -> Manifest:
+    """Return the output's manifest, or a new one; ChangedError if shards of another export are finished."""
+    spec, new, manifest = job.spec, job.new, load_manifest(job.spec.folder)
     if manifest is None:
         refuse_untracked_shards(spec.store, spec.layout, set())
         return new
-    check_settings(manifest, new, Config().fingerprint())
-    return trim_to_whole_files(add_index(manifest, spec.store, asked=config.index), spec.store)
+    try:
+        _check_same_export(manifest, new)
+    except ChangedError:
+        if holds_shards(spec.store, manifest):
+            raise
+        refuse_untracked_shards(spec.store, spec.layout, set())
+        return new
+    moved = move_limit(manifest, new.settings["max_tokens"], spec.store)
+    return trim_to_whole_files(add_index(moved, spec.store, asked=new.index), spec.store)
 
 
-def _copy(source: ExportSource, spec: OutputSpec, manifest: Manifest, disk: Disk) -> Manifest:
+def _check_same_export(before: Manifest, now: Manifest) -> None:
+    """Raise ChangedError if sources or settings are not those with which the output was begun."""
+    if before.mix and now.mix:
+        for number, (old, new) in enumerate(zip(before.parts, now.parts, strict=False), 1):
+            old_hashes, new_hashes = ({file["content_hash"] for file in part.files} for part in (old, new))
+            if old_hashes != new_hashes:
+                raise ChangedError(
+                    f"Part {number} ({new.label}): its shards are not those that this mix was begun with.",
+                    "Name the same folders in the same order, another --out, or start over with --fresh.",
+                )
+    settings = {**now.settings, "max_tokens": before.settings["max_tokens"]}  # see `move_limit`
+    check_settings(before, dataclasses.replace(now, settings=settings), Config().fingerprint())
+
+
+def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk) -> Manifest:
+    """Write what `manifest` does not have yet, and return the final one."""
+    spec = job.spec
     disk.attempt(lambda: begin_output(spec.store, manifest))
     copy_definition(spec.vocabulary, spec.folder / WORK_FOLDER)
-    packer = make_packer(spec, manifest, source.limit_tokens)
+    packer = make_packer(spec, manifest, job.limit_tokens)
     plane = InProcessPlane(spec.store, spec.shard_format, disk)
     size_bytes = spec.shard_format.size_bytes
     with (
         tqdm(
-            total=size_bytes(source.manifest.tokens), initial=size_bytes(manifest.tokens), unit="B",
+            total=size_bytes(job.tokens), initial=size_bytes(manifest.tokens), unit="B",
             unit_scale=True, disable=None,  # no bar outside a terminal
         ) as bar,
         contextlib.closing(plane),
         Output(spec, manifest, plane, disk) as output,
     ):  # fmt: skip
-        end = manifest.end[0]
-        for block in _blocks(source, end.position + end.skip_tokens, eot_first=spec.layout.eot_first):
-            section = Section.of(block)
+        for section in job.read(manifest):
             slices = list(packer.pack(section))  # without tokens after the limit
-            output.add(section, slices)
+            output.add(*_gather(section, slices, spec.shard_format))
             bar.update(size_bytes(sum(part.tokens for part in slices)))
+            if packer.ended and manifest.mix:  # else what is left has counts
+                break
+        if error := training_error(spec, config, packer.first_segment_tokens):
+            raise error
         return output.finish()
+
+
+def _gather(section: Section, slices: list[ShardSlice], shard_format: ShardFormat) -> tuple[Section, list[ShardSlice]]:
+    """Copy together what slices take of several blocks, where documents come in turn: to write each of them by itself
+    would take longer."""
+    if len(section.blocks) < 2 or not slices:
+        return section, slices
+    data: list[Any] = [shard_format.to_bytes(np.asarray(block.tokens)) for block in section.blocks]
+    # Through `map` and `join`, a document takes half the time that slices of arrays would take.
+    holders = map(data.__getitem__, np.concatenate([part.holders for part in slices]).tolist())
+    begins, ends = shard_format.size_bytes(np.concatenate([part.ranges for part in slices])).T.tolist()
+    joined = shard_format.from_bytes(b"".join(map(getitem, holders, map(slice, begins, ends))))
+    gathered, done = [], 0
+    for part in slices:
+        ranges = np.array([[done, done + part.tokens]] * (part.tokens > 0), np.int64).reshape(-1, 2)
+        gathered.append(dataclasses.replace(part, ranges=ranges, holders=np.zeros(len(ranges), np.int64)))
+        done += part.tokens
+    first = section.blocks[0]
+    return Section.of(TokenBlock(first.start, first.end, joined, NO_POSITIONS)), gathered
+
+
+def _sections(source: ExportSource, manifest: Manifest) -> Iterator[Section]:
+    """Yield the stream of one folder, from where a manifest ends."""
+    end = manifest.end[0]
+    return map(Section.of, _blocks(source, end.position + end.skip_tokens, eot_first=manifest.layout.eot_first))
 
 
 def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
     """Yield the stream from token `start` on, with EOT at its new position. The first part's cursor is the number of a
     token, whatever part of the input that comes from."""
-    position, manifest = start, source.manifest
-    for span in _read_with_eot_moved(source, start, eot_first=eot_first):
+    position = start
+    for span in read_with_eot_moved(source, start, eot_first=eot_first):
         yield TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)
         position += len(span)
-    names = [field.name for field in dataclasses.fields(Counts)]
-    # Manifests of the first version have fewer totals.
-    counts = Counts(**{name: manifest.totals.get(name, 0) for name in names})
     end = Cursor(0, position)
-    yield TokenBlock(end, end, np.empty(0, manifest.vocabulary.dtype), NO_POSITIONS, counts)
+    yield TokenBlock(end, end, np.empty(0, source.manifest.vocabulary.dtype), NO_POSITIONS, source.counts)
 
 
-def _read_with_eot_moved(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[Span]:
+def read_with_eot_moved(
+    source: ExportSource, start: int, *, eot_first: bool, split: Split | None = None, ends_last: bool = False
+) -> Iterator[Span]:
+    """Yield the documents of a folder, or of one split, from token `start` on with EOT at its new position. A last
+    document that was cut off has no EOT behind it, unless `ends_last`."""
     manifest, vocabulary = source.manifest, source.manifest.vocabulary
-    read = partial(read_stream, source.store, manifest)
+    read = partial(read_stream, source.store, manifest, split=split)
     only_eot = Span(np.array([vocabulary.eot], vocabulary.dtype), np.zeros(1, np.int64))
-    if eot_first == manifest.layout.eot_first or not manifest.tokens:
-        yield from read(start)
+    tokens = tokens_of(manifest.shards, split) if split else manifest.tokens
+    if eot_first == manifest.layout.eot_first or not tokens:
+        last = None
+        for span in read(start):
+            yield span
+            last = span
+        # If the last token is no EOT, a run may have ended right after it.
+        if tokens and ends_last and not eot_first and not (last and last.ends_with_eot):
+            yield only_eot
     elif eot_first:
         if start == 0:
             yield only_eot
@@ -227,10 +316,9 @@ def _read_with_eot_moved(source: ExportSource, start: int, *, eot_first: bool) -
                 yield held
             held = block
         if held is not None:
-            last = len(held) - 1
-            yield held.cut(0, last) if held.eots[-1:].tolist() == [last] else held
+            yield held.cut(0, len(held) - 1) if held.ends_with_eot else held
     else:
         yield from read(start + 1)
         # If a limit cut the stream off, the last document may not be whole.
-        if manifest.tokens != source.limit_tokens and start < manifest.tokens:
+        if start < tokens and (ends_last or tokens != source.limit_tokens):
             yield only_eot

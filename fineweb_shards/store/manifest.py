@@ -79,6 +79,8 @@ class InputPart:
         """What people call it."""
         if self.settings.get("dataset"):
             return f"{self.settings['dataset']} {self.settings.get('name') or ''}".strip()
+        if self.settings.get("folder"):  # of finished shards
+            return str(self.settings["folder"])
         return str(self.files[0]["name"]) if len(self.files) == 1 else show_number_of(len(self.files), "file")
 
 

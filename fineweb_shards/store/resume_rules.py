@@ -35,10 +35,11 @@ def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any])
         raise ChangedError(f"The input had {counts}")
     for number, (old_part, new_part) in enumerate(zip(before.parts, now.parts, strict=True), 1):
         old_settings, new_settings = before.settings | old_part.settings, now.settings | new_part.settings
-        for name in sorted((old_settings.keys() | new_settings.keys()) - {"weight"}):
+        # The name of a folder to export from may be another one by now.
+        for name in sorted((old_settings.keys() | new_settings.keys()) - {"weight", "folder"}):
             default = defaults.get(name)
             old, new = old_settings.get(name, default), new_settings.get(name, default)
-            if old != new and name == "exported_from":
+            if old != new and name in ("exported_from", "mixed_from"):
                 raise ChangedError("The shards to export are not those with which this folder was begun.")
             several = len(before.parts) > 1 and name in PART_SETTINGS
             with concerning(f"Part {number} ({old_part.label})" if several else ""):
@@ -55,14 +56,19 @@ def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any])
         raise _changed_error("The vocabulary", before.vocabulary, now.vocabulary)
 
 
+def show_vocabulary(vocabulary: Vocabulary) -> str:
+    """Return the name of a vocabulary, and what distinguishes it from others."""
+    pattern = f", pattern {vocabulary.pattern:.40}" if vocabulary.pattern else ""
+    hashed = f"SHA-256 {vocabulary.sha256[:8]}"
+    return f"{vocabulary.name} ({vocabulary.size:,} ids, EOT {vocabulary.eot}, {hashed}{pattern})"
+
+
 def _changed_error(what: str, old: Any, new: Any) -> ChangedError:
     def show(value: Any) -> str:
         if value is None or value == "":
             return "not set"
-        if isinstance(value, Vocabulary):  # what distinguishes it from others
-            pattern = f", pattern {value.pattern:.40}" if value.pattern else ""
-            hashed = f"SHA-256 {value.sha256[:8]}"
-            return f"{value.name} ({value.size:,} ids, EOT {value.eot}, {hashed}{pattern})"
+        if isinstance(value, Vocabulary):
+            return show_vocabulary(value)
         return f"{value:,}" if isinstance(value, int) else str(value).replace("\n", "\\n")
 
     return ChangedError(f"{what} was {show(old)} when this folder was begun and is {show(new)} now.")

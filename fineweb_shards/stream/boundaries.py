@@ -26,6 +26,14 @@ class Span:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def begins_with_eot(self) -> bool:
+        return len(self.eots) > 0 and int(self.eots[0]) == 0
+
+    @property
+    def ends_with_eot(self) -> bool:
+        return len(self.eots) > 0 and int(self.eots[-1]) == len(self) - 1
+
     def cut(self, begin: int, end: int) -> Span:
         """Return the tokens from `begin` up to, but not including, `end`."""
         first, last = np.searchsorted(self.eots, (begin, end))

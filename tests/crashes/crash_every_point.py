@@ -2,11 +2,11 @@
 
     python crash_every_point.py < job.json
 
-The job is {"kind", "input", "out", "settings", "resumed", "expected"}: a build of `input` or an export of it, and the
-SHA-256 of every file it must end with; of writes only each `writes`-th counts, and of all operations only each
-`step`-th is tried: with a step of 2 no state between two operations is left out, because what is there before one of
-them was there after the one in front of it. Every try is a fork of this process, so that hundreds of them take seconds.
-Prints the number of tries.
+The job is {"kind", "input", "out", "settings", "resumed", "expected"}: a build of `input`, an export of it or a mix of
+several, and the SHA-256 of every file it must end with; of writes only each `writes`-th counts, and of all operations
+only each `step`-th is tried: with a step of 2 no state between two operations is left out, because what is there before
+one of them was there after the one in front of it. Every try is a fork of this process, so that hundreds of them take
+seconds. Prints the number of tries.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ OPERATIONS = ("write", "fsync", "replace", "unlink", "truncate", "ftruncate")
 def make(**settings: object) -> None:
     if JOB["kind"] == "export":
         runs.export(Path(JOB["input"]), OUT, **settings)
+    elif JOB["kind"] == "mix":
+        runs.export_mix(OUT, [*map(Path, JOB["input"])], [{"weight": 7}, {"weight": 3}], **settings)
     else:
         runs.build_inline(OUT, JOB["input"], **{"engine": "tiktoken", **settings})
 

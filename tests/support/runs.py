@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.run.build import run
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.export import export as export_shards
-from fineweb_shards.run.export import open_export_source
+from fineweb_shards.run.export import make_export_job, open_export_source
+from fineweb_shards.run.export_mix import make_mix_job
 from fineweb_shards.run.job import Job, make_job, open_manifest
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.store.cleanup import tidy_finished
@@ -110,9 +111,17 @@ def encode_inline(*inputs: Path | str, **settings: Any) -> tuple[list[int], Coun
 
 def export(source: Path, out: Path, **settings: Any) -> Manifest:
     """An export, as the command does it."""
-    config = Config(out=str(out), **settings)
-    origin = open_export_source(FolderStore(source))
-    return export_shards(origin, config, fresh=False, say=lambda _: None, observer=Observer()).manifest
+    config, observer = Config(out=str(out), **settings), Observer()
+    job = make_export_job(open_export_source(FolderStore(source)), config, observer)
+    return export_shards(job, config, fresh=False, say=lambda _: None, observer=observer).manifest
+
+
+def export_mix(out: Path, folders: Sequence[Path], parts: Sequence[dict[str, Any]], **settings: Any) -> Manifest:
+    """An export of a mix, as the command does it; the parts have weights and epochs."""
+    mixed = tuple({"input": (str(folder),), **part} for folder, part in zip(folders, parts, strict=True))
+    config, observer = Config(out=str(out), parts=mixed, **settings), Observer()
+    job = make_mix_job([open_export_source(FolderStore(folder)) for folder in folders], config, observer)
+    return export_shards(job, config, fresh=False, say=lambda _: None, observer=observer).manifest
 
 
 def shards_in(folder: Path) -> dict[str, bytes]:
