@@ -339,6 +339,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             attempt = Attempt(self._next_number(), tokens=load_ray().put([tokens]))
             key, size_bytes = (-1, attempt.number), tokens.nbytes
             self._unwritten.receive(key, attempt, 0, size_bytes)
+            last = True  # of this copy: the next placements of the block have one of their own
         else:
             return []
         block = self._unwritten.place(key, size_bytes, placements, last=last)
