@@ -6,7 +6,8 @@
 - The bytes in flight are bounded: a new batch starts only while those that are not written yet hold less than
   the window.
 - A batch that is larger than the window, a huge row group on the hub, is given out when all before it were
-  output, to a worker of its own. That worker waits for its tokens to be written: nobody waits for it.
+  output, to a worker of its own. That worker waits for its tokens to be written: nobody waits for it. In a mix
+  they may wait for another lane's: if all workers have such a batch, one more is needed.
 - If a worker is gone, others do its batches again, from the first block that is not written.
 - If a batch crashes workers, the document responsible is found (task.py) and quarantined. A copy of it later
   in the stream must be left out, too, or the output would depend on how far other workers had come:
@@ -153,7 +154,8 @@ class Schedule(Generic[Worker]):
         """Give a worker the next batch that no worker has; None if there is none, or if it has to wait."""
         waiting: set[int] = set()  # lanes whose next batch has to wait until those before it were output
         for task in self._pending:
-            is_later = self._first_of(task.lane) not in (None, task)
+            first = self._first_of(task.lane)
+            is_later = first is not None and first.number < task.number  # else it may have been output, and then lost
             if is_later and (task in self._alone or task.is_large):
                 waiting.add(task.lane)
             if task.lane not in waiting:
@@ -172,6 +174,11 @@ class Schedule(Generic[Worker]):
         load.tasks.append(task)
         self._unfinished[task.number] = task, worker
         return task.order(self._digests.get((task.batch.part, task.batch.file), frozenset()))
+
+    def has_large(self, worker: Worker) -> bool:
+        """Return whether a worker is encoding a large batch, so that its tokens may have to wait for another lane's."""
+        load = self._loads.get(worker)
+        return load is not None and bool(load.tasks) and load.tasks[0].is_large
 
     def has_work(self, worker: Worker) -> bool:
         """Return whether a worker has a batch to encode, or a block to write."""

@@ -210,6 +210,27 @@ def kept_of(block: EncodedBlock) -> HeldTokens:
     return block.tokens
 
 
+def test_a_large_batch_that_was_output_and_lost_is_made_again_at_once() -> None:
+    """Whoever takes the output may wait for its tokens to be written, before anything after it is output."""
+    schedule = schedule_of(window=10)
+    schedule.add(batch_at(0, 20))
+    order = schedule.give_next("a")
+    assert order is not None
+    assert order.is_large
+    assert schedule.has_large("a")
+    block = replace(block_of(0, documents=(1,)), tokens=HeldTokens(0, 0, TOKENS_OF_A_DOCUMENT))
+    schedule.receive_block("a", 0, block)
+    schedule.finish("a")
+    (block,) = schedule.take_output()
+    schedule.place(kept_of(block), placements("x"))
+    schedule.add(batch_at(1))
+    assert schedule.give_next("b") is not None
+    schedule.remove_worker("a")
+    again = schedule.give_next("c")
+    assert again is not None
+    assert again.number == 0
+
+
 def test_blocks_that_are_held_back_do_not_stop_the_stream() -> None:
     """If all blocks were output and one has no place yet, the next batch may begin though the window is full: it may be
     what is waited for. A block that is only not written yet is waited for."""
@@ -799,13 +820,24 @@ class Simulation:
 
         return (min(lanes, key=expected), not self.is_mix) if lanes else None
 
+    def hire(self) -> None:
+        self.running[self.hired] = Man()
+        self.hired += 1
+
+    def is_needed(self) -> bool:
+        """Whether a batch is."""
+        chosen = self.next_lane()
+        return chosen is not None and self.schedule.needs_batch(chosen[0], awaited=chosen[1])
+
     def dispatch(self) -> None:
         while len(self.running) < (1 if self.schedule.tries_alone else self.workers):
-            self.running[self.hired] = Man()
-            self.hired += 1
+            self.hire()
+        is_work = self.schedule.next_pending is not None or self.is_needed()
+        if is_work and all(map(self.schedule.has_large, self.running)):
+            self.hire()
         while (worker := self.schedule.least_busy(self.running)) is not None:
             chosen = self.next_lane()
-            if chosen is not None and self.schedule.needs_batch(chosen[0], awaited=chosen[1]):
+            if chosen is not None and self.is_needed():
                 before, (lane, awaited) = self.schedule.in_flight_bytes, chosen
                 assert before < self.window or not before or (self.is_mix and awaited)
                 self.schedule.add(self.unread[lane].popleft().batch, lane)
@@ -823,6 +855,9 @@ class Simulation:
         if not man.batches:
             return
         order, words = man.batches[0]
+        if order.is_large and any(number == order.number for number, _ in man.tokens) and not self.abandoned:
+            # It waits for them to be written.
+            return
         message = next(words)
         if isinstance(message, Death):
             self.end(worker, message)
@@ -1206,7 +1241,7 @@ def test_whatever_becomes_of_workers_blocks_come_once_and_in_order(
     weights=st.tuples(*[st.sampled_from([1, 2, 7, 1000])] * 3),
     step=st.sampled_from([1, 4, 8, 100]),
     workers=st.integers(1, 4),
-    window=st.integers(50, 150),  # a batch that is larger is refused
+    window=st.integers(50, 150),  # no batch is larger: of those, see below
     queued=st.integers(1, 2),
     deadly=st.frozensets(DOCUMENTS, max_size=2),
     deadly_for_first=st.frozensets(DOCUMENTS, max_size=2),
@@ -1233,6 +1268,31 @@ def test_whatever_becomes_of_workers_a_mix_has_its_order(
     simulation = Simulation(texts, workers, window, queued, deadly, deadly_for_first, weights, step)
     play(simulation, actions, abandon=abandon)
     check(simulation)
+
+
+@settings(max_examples=50)
+@given(
+    contents=st.lists(st.tuples(st.integers(1, 50), CHUNKS), max_size=10),
+    lanes=st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple),
+    weights=st.tuples(*[st.sampled_from([1, 2, 7, 1000])] * 3),
+    workers=st.integers(1, 3),
+    window=st.integers(1, 50),
+    actions=ACTIONS.map(lambda actions: [(a, n) for a, n in actions if not isinstance(a, Death) or a is KILL]),
+)
+def test_large_batches_never_hang_a_mix(
+    contents: list[tuple[int, tuple[tuple[int, ...], ...]]],
+    lanes: tuple[int, ...],
+    weights: tuple[int, ...],
+    workers: int,
+    window: int,
+    actions: list[tuple[str | Death, int]],
+) -> None:
+    """A worker with a large batch waits until its tokens are written. They may wait for those of another lane, for
+    which all other workers may have to wait as well."""
+    texts = make_texts(contents, len(contents), lanes)
+    simulation = Simulation(texts, workers, window, 2, frozenset(), frozenset(), weights)
+    play(simulation, actions)
+    assert check(simulation) == set()
 
 
 @given(

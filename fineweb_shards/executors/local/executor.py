@@ -114,6 +114,8 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._pool.fill(1 if schedule.tries_alone else self._count)
         self._give_out_file_tasks()
         while not self._pool.paused and (schedule.next_pending is not None or self._next_lane() is not None):
+            if all(map(schedule.has_large, self._workers)):
+                self._pool.fill(len(self._workers) + 1)
             available = (worker for worker in self._workers if worker.ready and not worker.leaving)
             least_busy = schedule.least_busy(available)
             if least_busy is None or (schedule.next_pending is None and not self._take_batch()):

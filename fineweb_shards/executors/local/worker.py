@@ -158,7 +158,7 @@ class Worker:
                             self._tokens[order.number, index] = tokens
                     self._outbox.send(messages.Encoded(index, block))
                     if order.is_large:
-                        self._wait_for_writes()
+                        self._wait_for_writes(order.number)
                 self._outbox.send(self._outbox.take_done())
             except MemoryError:
                 os._exit(OUT_OF_MEMORY_EXIT_CODE)
@@ -169,10 +169,11 @@ class Worker:
             except Exception as error:
                 self._outbox.send(messages.Failed(batch_bug(self._source, order.batch, error)))
 
-    def _wait_for_writes(self) -> None:
-        """Wait until few tokens are held: a disk or an upload may be slower than the encoder."""
+    def _wait_for_writes(self, batch: int) -> None:
+        """Wait until few tokens of a batch are held: a disk or an upload may be slower than the encoder. Those of other
+        batches may, in a mix, wait for this one."""
         with self._dropped:
-            while sum(tokens.nbytes for tokens in list(self._tokens.values())) > _MOST_HELD_BYTES:
+            while sum(array.nbytes for key, array in list(self._tokens.items()) if key[0] == batch) > _MOST_HELD_BYTES:
                 if not self._dropped.wait(_ALIVE_EVERY_SECONDS):
                     self._outbox.send(messages.Alive())
 
