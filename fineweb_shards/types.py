@@ -31,9 +31,9 @@ SPLITS: tuple[Split, Split] = ("val", "train")
 class Cursor:
     """A place in one part of the input: start a batch at (file, position) and drop `skip_tokens` tokens.
 
-    `position` is a row group number in parquet and a byte offset (after decompression) elsewhere. It depends neither on
-    the batch size nor on the number of workers. `starts_mid_document` says that the position is a safe cut inside a
-    long document, so that no EOT is put in front of what follows.
+    `file` counts through all epochs of the part. `position` is a row group number in parquet and a byte offset (after
+    decompression) elsewhere. It depends neither on the batch size nor on the number of workers. `starts_mid_document`
+    says that the position is a safe cut inside a long document, so that no EOT is put in front of what follows.
     """
 
     file: int
@@ -176,7 +176,7 @@ class Quarantined:
 class HeldTokens:
     """The tokens of a block that stay with the worker that made them. Elsewhere their number is known."""
 
-    batch: int  # its number in the order of the stream
+    batch: int  # its number in the order in which batches were listed
     block: int  # its number in the batch
     length: int
 
@@ -256,7 +256,7 @@ class Placement:
     """Where tokens of a block belong: each range at its own byte of a file."""
 
     path: str
-    offsets: Positions  # ascending
+    offsets: Positions  # for each range, its first byte in the file; ascending
     ranges: Ranges
 
     @property

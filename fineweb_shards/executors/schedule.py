@@ -154,7 +154,8 @@ class Schedule(Generic[Worker]):
         """Give a worker the next batch that no worker has; None if there is none, or if it has to wait."""
         waiting: set[int] = set()  # lanes whose next batch has to wait until those before it were output
         for task in self._pending:
-            is_later = self._first_of(task.lane) not in (None, task)
+            first = self._first_of(task.lane)
+            is_later = first is not None and first.number < task.number  # else it may have been output, and then lost
             if is_later and (task in self._alone or task.is_large):
                 waiting.add(task.lane)
             if task.lane not in waiting:

@@ -1,8 +1,8 @@
 """`build`: run all stages, as drawn in docs/architecture.md:
 
-source ──► executor ──► stitcher ──► packer ──► output ──► manifest
-              ▲                                    │
-              └── where tokens belong, what to seal ┘
+source ──► executor ──► stitcher ──► mix ──► packer ──► output ──► manifest
+              ▲                                           │
+              └──── where tokens belong, what to seal ────┘
 
 The executor is processes on this machine, or tasks on a Ray cluster (`--executor`).
 """
@@ -85,6 +85,11 @@ class Outcome:
             raise InputError(
                 "No document was kept, so there is no shard.",
                 "The counts above say why: change --where or the limits, and run it again.",
+            )
+        if manifest.mix is not None and not manifest.mix.until_all:
+            raise InputError(
+                "The first part has no document, and the mix ends at its first turn, so there is no shard.",
+                "Leave the part out, or start over with --mix-until all-exhausted and --fresh.",
             )
         raise InputError(
             "The input holds no document, so there is no shard.",

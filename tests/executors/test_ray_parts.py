@@ -14,6 +14,7 @@ import pytest
 
 from fineweb_shards.errors import UsageError, WorkerError
 from fineweb_shards.executors.ray import cluster, file_tasks
+from fineweb_shards.executors.ray import executor as ray_executor
 from fineweb_shards.executors.ray.cluster import LOST, find_address, load_ray
 from fineweb_shards.executors.ray.executor import RayExecutor, cut_out
 from fineweb_shards.executors.ray.file_tasks import Attempt, Unwritten
@@ -180,6 +181,21 @@ def test_a_change_of_nodes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     executor._look_at_nodes()
     assert (executor.nodes, executor.workers) == (1, 1)
     assert listener.texts("nodes") == ["1 node of Ray; before: 2"]
+
+
+def test_a_block_of_the_driver_is_dropped_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a mix it is placed in several steps, each with a copy of its own in the object store."""
+    monkeypatch.setattr(ray_executor, "load_ray", lambda: SimpleNamespace(put=lambda tokens: tokens))
+    spec = runs.spec_of(runs.job_of(tmp_path / "out", write_jsonl(tmp_path / "a.jsonl", ["one"])).source)
+    executor = RayExecutor(spec, SimpleNamespace(), out="", shared_folder=True, window_bytes=1)
+    tokens = np.zeros(3, np.uint16)
+    executor.place(tokens, [placement("a", 0)], last=False)
+    executor.place(tokens, [placement("a", 2)], last=False)
+    executor.place(tokens, [], last=True)
+    assert executor._unwritten.placed_bytes == 2 * tokens.nbytes
+    executor._note_written(executor._unwritten.take("a"))
+    assert executor._unwritten.placed_bytes == 0
+    assert not executor._unwritten.blocks
 
 
 def test_a_wait_ends_with_the_last_task_that_waits() -> None:

@@ -210,6 +210,26 @@ def kept_of(block: EncodedBlock) -> HeldTokens:
     return block.tokens
 
 
+def test_a_large_batch_that_was_output_and_lost_is_made_again_at_once() -> None:
+    """Whoever takes the output may wait for its tokens to be written, before anything after it is output."""
+    schedule = schedule_of(window=10)
+    schedule.add(batch_at(0, 20))
+    order = schedule.give_next("a")
+    assert order is not None
+    assert order.is_large
+    block = replace(block_of(0, documents=(1,)), tokens=HeldTokens(0, 0, TOKENS_OF_A_DOCUMENT))
+    schedule.receive_block("a", 0, block)
+    schedule.finish("a")
+    (block,) = schedule.take_output()
+    schedule.place(kept_of(block), placements("x"))
+    schedule.add(batch_at(1))
+    assert schedule.give_next("b") is not None
+    schedule.remove_worker("a")
+    again = schedule.give_next("c")
+    assert again is not None
+    assert again.number == 0
+
+
 def test_blocks_that_are_held_back_do_not_stop_the_stream() -> None:
     """If all blocks were output and one has no place yet, the next batch may begin though the window is full: it may be
     what is waited for. A block that is only not written yet is waited for."""

@@ -225,3 +225,12 @@ def test_a_begun_mix_is_resumed_with_the_same_ratio_only(tmp_path: Path) -> None
     assert (code, "--epochs was 2 when this folder was begun and is 1 now" in said) == (4, True)
     assert build("70%", "30%", epochs=2)[0] == 0
     assert runs.shards_in(tmp_path / "out") == made
+
+
+def test_a_first_part_without_documents_is_named(tmp_path: Path) -> None:
+    """The mix ends before it begins, though the other part has documents."""
+    paths = write_jsonl(tmp_path / "none.jsonl", []), write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    words = [f"--part=input={path} weight=1" for path in paths]
+    done = inline.run_command("build", *words, "--out", tmp_path / "out")
+    assert done.returncode == 3
+    assert "The first part has no document, and the mix ends at its first turn" in done.stderr
