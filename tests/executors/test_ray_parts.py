@@ -184,7 +184,7 @@ def test_a_change_of_nodes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_block_of_the_driver_is_dropped_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a mix it is placed in several steps, each with a copy of its own in the object store."""
+    """In a mix it is placed in several steps, each of which has its tokens in the object store."""
     monkeypatch.setattr(ray_executor, "load_ray", lambda: SimpleNamespace(put=lambda tokens: tokens))
     spec = runs.spec_of(runs.job_of(tmp_path / "out", write_jsonl(tmp_path / "a.jsonl", ["one"])).source)
     executor = RayExecutor(spec, SimpleNamespace(), out="", shared_folder=True, window_bytes=1)
@@ -192,7 +192,7 @@ def test_a_block_of_the_driver_is_dropped_when_it_is_written(tmp_path: Path, mon
     executor.place(tokens, [placement("a", 0)], last=False)
     executor.place(tokens, [placement("a", 2)], last=False)
     executor.place(tokens, [], last=True)
-    assert executor._unwritten.placed_bytes == 2 * tokens.nbytes
+    assert executor._unwritten.placed_bytes == 2 * tokens[:1].nbytes
     executor._note_written(executor._unwritten.take("a"))
     assert executor._unwritten.placed_bytes == 0
     assert not executor._unwritten.blocks
