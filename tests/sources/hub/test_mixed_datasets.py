@@ -117,7 +117,7 @@ def has_waited(out: Path) -> bool:
 
 
 def random_faults(seed: int, budget: int) -> RandomFaults:
-    return RandomFaults(FAULTS, seed, 0.4, budget)
+    return RandomFaults(FAULTS, seed, 0.6, budget)
 
 
 @contextlib.contextmanager
@@ -150,7 +150,7 @@ def test_faults_change_nothing(repositories: list[Repository], home: Path, tmp_p
             environment = fourteen_files.environment(hub, home, **IMPATIENT)
             done = forked.run_command(*words_for(out, *way, until=until), **environment)
         assert done.returncode == 0, (number, done.stderr)
-        assert sum(plan.injected for plan in plans) >= 3
+        assert any(plan.injected for plan in plans)
         assert runs.shards_in(out) == expected(until)
 
 
