@@ -138,6 +138,7 @@ LONG = [
     "test_vocabularies.py",
     "test_local.py",
     "test_kill_bucket.py",
+    "test_mixed_datasets.py",
     "test_deaths.py",
     "test_layouts.py",
     "test_kill_layouts.py",

@@ -197,7 +197,8 @@ def _run_rows(heartbeat: Heartbeat) -> list[tuple[str, str]]:
         peak = show_bytes(now.peak_memory_bytes)
         memory = f" of memory, {peak} at most" if now.memory_bytes else ""  # if any was measured yet
         full = show_count(now.shard_size_tokens)
-        rows.append(("shard", f"number {now.shard}, {within:.0f} % of {full} tokens"))
+        if now.tokens > now.resumed_tokens or not now.tokens:  # else it is not known yet which one is next
+            rows.append(("shard", f"number {now.shard}, {within:.0f} % of {full} tokens"))
         rows.append(("machine", f"{describe_machine(now)}{memory}"))
     return [*rows, process]
 

@@ -143,6 +143,14 @@ def test_fetched(folder: Path) -> None:
         assert "fetched    1.0 GB in this run, 46.2 MB/s over" in shown(folder)[1]
 
 
+def test_a_resume_that_has_made_nothing_yet(folder: Path) -> None:
+    """It is in no shard: number 0 would be one that is finished."""
+    for tokens, is_known in ((SNAPSHOT.tokens, False), (SNAPSHOT.tokens - 1, True), (0, True)):
+        beat(folder, replace(SNAPSHOT, resumed_tokens=tokens, tokens=SNAPSHOT.tokens if tokens else 0))
+        with another_run(folder):
+            assert ("\nshard      number" in shown(folder)[1]) == is_known
+
+
 def test_a_process_on_another_machine(folder: Path) -> None:
     """Whose number means nothing here is shown with its machine; one on this machine without."""
     for machine, words in ((socket.gethostname(), "4711, started"), ("node7", "4711 on node7, started")):
