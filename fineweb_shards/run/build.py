@@ -81,6 +81,12 @@ class Outcome:
             )
         if manifest.shards or manifest.totals["dropped_tokens"]:
             return
+        if manifest.mix is not None and not manifest.mix.until_all:  # else the first part would have a token by now
+            raise InputError(
+                f"Part 1 ({manifest.parts[0].label}) gives no document, and the mix ends at its first turn: so there "
+                "is no shard.",
+                "Leave it out, or choose --mix-until all-exhausted; start over with --fresh.",
+            )
         if any(manifest.totals.get(name) for name in _FILTER_COUNTS):
             raise InputError(
                 "No document was kept, so there is no shard.",

@@ -20,7 +20,7 @@ from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
 from tests.conftest import THREE_LAYOUTS
-from tests.support import layout_reference, mix_reference, reference, runs
+from tests.support import inline, layout_reference, mix_reference, reference, runs
 from tests.support.documents import make_documents
 from tests.support.inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text
 from tests.support.layout_reference import Wanted
@@ -195,8 +195,20 @@ def test_mixes_with_workers_that_are_killed_are_the_reference(tmp_path: Path, tr
             run.wait()
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         expected = one.expected()
-        assert done.returncode == (0 if expected else 4), done.stderr
+        assert done.returncode == (0 if expected else 3), done.stderr
         assert runs.outputs_in(out) == expected
+
+
+def test_a_mix_that_ends_at_its_first_turn_says_so(tmp_path: Path) -> None:
+    """Its first part is empty: the others are not to blame."""
+    write_jsonl(tmp_path / "empty.jsonl", [])
+    write_jsonl(tmp_path / "full.jsonl", TEXTS[:5])
+    parts = [word for name in ("empty", "full") for word in ("--part", f"input={tmp_path}/{name}.jsonl weight=1")]
+    done = inline.run_command("build", *parts, "--out", tmp_path / "out", "--shard-tokens", 1000)
+    assert done.returncode == 3, done.stderr
+    assert "Part 1 (" in done.stderr
+    assert "empty.jsonl) gives no document, and the mix ends at its first turn: so there is no shard." in done.stderr
+    assert "--mix-until all-exhausted" in done.stderr
 
 
 def toml_of(settings: dict[str, Any]) -> str:

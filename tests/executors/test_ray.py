@@ -263,7 +263,7 @@ def test_random_mixes_are_the_reference(
             *on(cluster),
         )  # fmt: skip
         expected = one.expected()
-        assert code == (0 if expected else 4), errors
+        assert code == (0 if expected else 3), errors
         assert runs.outputs_in(out) == expected
     assert wait_until(lambda: driver.used_store_bytes() == 0)
 
