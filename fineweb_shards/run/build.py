@@ -92,11 +92,6 @@ class Outcome:
                 "No document was kept, so there is no shard.",
                 "The counts above say why: change --where or the limits, and run it again.",
             )
-        if manifest.mix is not None and not manifest.mix.until_all:
-            raise InputError(
-                "The first part has no document, and the mix ends at its first turn, so there is no shard.",
-                "Leave the part out, or start over with --mix-until all-exhausted and --fresh.",
-            )
         raise InputError(
             "The input holds no document, so there is no shard.",
             "Check what --input or --dataset names, then start over with --fresh.",

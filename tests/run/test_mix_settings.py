@@ -233,4 +233,4 @@ def test_a_first_part_without_documents_is_named(tmp_path: Path) -> None:
     words = [f"--part=input={path} weight=1" for path in paths]
     done = inline.run_command("build", *words, "--out", tmp_path / "out")
     assert done.returncode == 3
-    assert "The first part has no document, and the mix ends at its first turn" in done.stderr
+    assert "gives no document, and the mix ends at its first turn" in done.stderr
