@@ -370,8 +370,9 @@ def held_blocks(part: int, lengths: list[int], most: int, generator: random.Rand
 def test_keys_are_compared_exactly(seed: int) -> None:
     """Also where t_i / w_i and t_j / w_j differ by no more than 1 / w_i w_j, after any number of tokens."""
     generator = random.Random(seed)
+    weight = generator.randint(MOST_WEIGHT - 1000, MOST_WEIGHT - 1)
     weights = generator.choice(
-        [(MOST_WEIGHT - 1, MOST_WEIGHT), (MOST_WEIGHT, 999_983, 999_979), (1, 1), (1, MOST_WEIGHT)]
+        [(weight, weight + 1), (weight, weight + 1), (MOST_WEIGHT, 999_983, 999_979), (1, 1), (1, MOST_WEIGHT)]
     )
     lengths = [
         [1] + [weight] * 30 + [generator.choice([1, weight, weight + 1, max(1, weight - 1), 10**7]) for _ in range(60)]
