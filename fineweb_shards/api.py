@@ -75,6 +75,7 @@ class Settings(OutputSettings, total=False):
     min_tokens: int | str
     max_document_tokens: int | str
     separator: str
+    shuffle: int
     tokenizer: AnyPath
     pattern: str
     eot: str | int

@@ -253,11 +253,12 @@ class ShardSlice:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tokens of a block belong: each range at its own byte of a file."""
+    """Where tokens of a block belong: each range at its own byte of a file, or of a pile in a folder."""
 
     path: str
-    offsets: Positions  # for each range, its first byte in the file; ascending
+    offsets: Positions  # for each range, its first byte in the file; in one file ascending
     ranges: Ranges
+    piles: Positions | None = None  # for each range the number of its pile, if the path is that of their folder
 
     @property
     def begin(self) -> int:

@@ -31,7 +31,7 @@ SETTING_GROUPS = {
     "input of several parts": ("parts", "weight", "epochs", "mix_until"),
     "which documents": ("where", "min_tokens", "max_document_tokens", "max_tokens"),
     "tokenizer": ("tokenizer", "pattern", "eot", "engine", "seed"),
-    "output": ("out", "scratch", "layout", "shard_tokens", "last_shard", "index", "verify", "gpus"),
+    "output": ("out", "layout", "shard_tokens", "shuffle", "scratch", "last_shard", "index", "verify", "gpus"),
     "validation": ("val_tokens", "val_documents", "val_ratio", "val_seed", "val_input"),
     "machine": (
         "workers", "max_memory", "batch_bytes", "priority", "executor", "ray_address", "max_outage",

@@ -18,7 +18,8 @@ from typing import Self, TypeVar
 
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store.shard_files import TokenWriter, seal_segment
+from fineweb_shards.store.pile_files import PileWork, seal
+from fineweb_shards.store.shard_files import TokenWriter
 from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
 from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.system.background import in_background
@@ -57,9 +58,9 @@ class DataPlane(ABC):
         for the last time once, even if it belongs nowhere."""
 
     @abstractmethod
-    def seal(self, segment: Segment) -> Future[str]:
-        """Seal a segment (store/shard_files.py), and return its SHA-256. The futures of all placements into it are
-        done. If a worker dies, another one does it again."""
+    def seal(self, work: Segment | PileWork) -> Future[str]:
+        """Seal a segment (store/shard_files.py), or make piles durable (store/pile_files.py); return the SHA-256. The
+        futures of all placements into it are done. If a worker dies, another one does it again."""
 
     @abstractmethod
     def write_sidecars(self, file: FinishedFile) -> Future[None]:
@@ -101,9 +102,9 @@ class InProcessPlane(DataPlane):
         assert not isinstance(tokens, HeldTokens), "nobody else holds tokens here"
         return write_at_once(self._writer, tokens, placements)
 
-    def seal(self, segment: Segment) -> Future[str]:
+    def seal(self, work: Segment | PileWork) -> Future[str]:
         settings = self._format, self._store, self._max_wait_seconds
-        return self._start(partial(seal_segment, Observer(), segment, *settings))
+        return self._start(partial(seal, Observer(), work, *settings))
 
     def write_sidecars(self, file: FinishedFile) -> Future[None]:
         return self._start(partial(write_sidecars, Observer(), file))

@@ -22,9 +22,10 @@ from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.messages import FileWork, WorkOrder
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.sources.source import Parts, arrived_damaged
-from fineweb_shards.store.shard_files import TokenWriter, seal_segment
-from fineweb_shards.store.sidecars import write_sidecars
-from fineweb_shards.store.store import Segment, Store
+from fineweb_shards.store.pile_files import seal
+from fineweb_shards.store.shard_files import TokenWriter
+from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
+from fineweb_shards.store.store import Store
 from fineweb_shards.stream.boundaries import NO_POSITIONS, Span, join_spans
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.texts import NO_TEXTS, Texts
@@ -76,9 +77,9 @@ class WorkerSpec:
         return TokenWriter(self.shard_format, Disk(self.store.folder, self.max_outage_seconds, observer))
 
     def finish_file(self, work: FileWork, observer: Observer) -> str | None:
-        """Seal a segment, and return its SHA-256; or write the sidecars of a finished file."""
-        if isinstance(work, Segment):
-            return seal_segment(observer, work, self.shard_format, self.store, self.max_outage_seconds)
+        """Seal a segment or a pile, and return its SHA-256; or write the sidecars of a finished file."""
+        if not isinstance(work, FinishedFile):
+            return seal(observer, work, self.shard_format, self.store, self.max_outage_seconds)
         write_sidecars(observer, work)
         return None
 

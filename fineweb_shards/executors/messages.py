@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event, Observer
+from fineweb_shards.store.pile_files import PileWork
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
 from fineweb_shards.types import Batch, EncodedBlock, Placement, Quarantined
@@ -21,8 +22,9 @@ from fineweb_shards.types import Batch, EncodedBlock, Placement, Quarantined
 # document, up to 10 million, and the block in which it begins (stream/length_limits.py): together at most 90 MB, for
 # which nobody may wait.
 MOST_HELD_BYTES = 96 * 2**20
-# To seal a segment, or to write the sidecars of a finished file; `WorkerSpec.finish_file` does it.
-FileWork = Segment | FinishedFile
+# To seal a segment, to make piles durable, or to write the sidecars of a finished file; `WorkerSpec.finish_file` does
+# it.
+FileWork = Segment | PileWork | FinishedFile
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def describe_work(work: FileWork | None) -> str:
     """Say what is to be done with a file; None: only tokens are written."""
     if work is None:
         return "write tokens"
-    return "seal a file" if isinstance(work, Segment) else "write sidecars"
+    return "write sidecars" if isinstance(work, FinishedFile) else "seal a file"
 
 
 @dataclass(frozen=True)

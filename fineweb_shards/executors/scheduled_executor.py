@@ -27,6 +27,7 @@ from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import Death, Task, Worker
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.storage.place import HUB
+from fineweb_shards.store.pile_files import PileWork
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
 from fineweb_shards.stream.boundaries import NO_POSITIONS
@@ -202,8 +203,8 @@ class ScheduledExecutor(Executor, Generic[Worker]):
     def _finish_file(self, work: FileWork) -> Future[Any]:
         """Have a file finished by some worker."""
 
-    def seal(self, segment: Segment) -> Future[str]:
-        return self._finish_file(segment)
+    def seal(self, work: Segment | PileWork) -> Future[str]:
+        return self._finish_file(work)
 
     def write_sidecars(self, file: FinishedFile) -> Future[None]:
         return self._finish_file(file)

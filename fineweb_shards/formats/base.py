@@ -23,10 +23,19 @@ from fineweb_shards.formats.where import Where
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import HubRef, InputFile, Place
 from fineweb_shards.texts import Texts
-from fineweb_shards.types import Batch, TextChunk
+from fineweb_shards.types import Batch, Dtype, TextChunk
 from fineweb_shards.vocabulary import Vocabulary
 
 _SMALL_BYTES = 2**20  # of a text over the network, of which a good part is looked at to list its documents
+
+
+@dataclass(frozen=True, slots=True)
+class PileSettings:
+    """How the piles of a shuffle were written."""
+
+    count: int
+    dtype: Dtype
+    eot_first: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,7 @@ class ReadSettings:
     tokens_column: str | None = None  # holds the documents as lists of ids; None: text_column holds them
     template: Template | None = None  # makes a document of several columns; None: text_column holds it
     largest_page_bytes: int = 2**40  # of a parquet file, unpacked: what is larger does not fit into memory
+    piles: PileSettings | None = None  # of a shuffle, if that is what is read
 
     @property
     def columns(self) -> tuple[str, ...]:

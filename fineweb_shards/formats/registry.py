@@ -24,7 +24,7 @@ class FormatEntry:
     by_ranges: bool = True  # batches are listed by reading little of a file; if not, all of it is read once
 
 
-TEXT, ROWS = "text", "rows"
+TEXT, ROWS, PILES = "text", "rows", "piles"
 _DELIMITED = {"has_ids": False, "is_text": True, "was_text": True, "by_ranges": False}
 FORMATS = {
     "parquet": FormatEntry("parquet.ParquetFormat", (".parquet",)),
@@ -33,6 +33,7 @@ FORMATS = {
     "tsv": FormatEntry("csv.TsvFormat", (".tsv", ".tab"), **_DELIMITED),
     TEXT: FormatEntry("text.TextFormat", (".txt", ".text", ".md"), has_columns=False, has_ids=False, is_text=True),
     ROWS: FormatEntry("hub_rows.HubRowsFormat"),  # of a dataset that only `datasets` can read
+    PILES: FormatEntry("piles.PilesFormat", has_columns=False),  # of a shuffle: its second pass reads them
 }
 BY_ENDING = {ending: name for name, entry in FORMATS.items() for ending in entry.endings}
 CHOICES = tuple(name for name, entry in FORMATS.items() if entry.endings)  # for --format

@@ -10,15 +10,14 @@ The executor is processes on this machine, or tasks on a Ray cluster (`--executo
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.base import Executor, Lane, choose_first
+from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.layouts.base import choose_digits
@@ -28,20 +27,17 @@ from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
 from fineweb_shards.run.output_text import training_error
 from fineweb_shards.run.plan import check_disk, make_plan, short_lines, split_error
+from fineweb_shards.run.shuffle import find_piles, make_piles, remove_piles, second_pass
+from fineweb_shards.run.stream import QUARANTINE_NAME, Running
 from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.store.manifest import Manifest, load_manifest
-from fineweb_shards.stream.length_limits import leave_out
-from fineweb_shards.stream.mix import Mixer, mix
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.section import Section
-from fineweb_shards.stream.stitcher import add_cursors, mend_seams
-from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
-from fineweb_shards.tokenizers.encoder import make_mender
-from fineweb_shards.types import Cursors, EncodedBlock, Quarantined, ShardRecord, ShardSlice, TokenBlock
+from fineweb_shards.types import Cursors, ShardRecord, ShardSlice
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.monitor import Monitor, StartObserver
 from fineweb_shards.watching.progress import Progress, Total
@@ -49,14 +45,9 @@ from fineweb_shards.watching.run_files import EventLog, RunRecord, current_invoc
 from fineweb_shards.watching.screen import Screen, WaitsOnScreen
 from fineweb_shards.writing.placement import Output, begin_output, make_packer
 
-QUARANTINE_NAME = "quarantine.jsonl"  # in the work folder
 # Memory of a Ray cluster that a run starts on this machine, for each byte of text that may be in flight: tokens that
 # are not written yet may fill half of it.
 _STORE_COPIES = 2
-# Of English, as if so many bytes of each part had been measured: files for validation make none of the tokens that a
-# mix counts, and the first documents may all be left out.
-_TOKENS_PER_BYTE, _GUESSED_BYTES = 0.2, 2**20
-_EARLY_SHARE = 0.9  # of what was planned: a part that has less is told of
 _FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")
 
 
@@ -118,6 +109,7 @@ def build(
         manifest = open_manifest(job, same_source=same_source)
         if manifest.complete:
             tidy_finished(job.output.store, manifest)
+            remove_piles(job.config.pile_folder)
             when_done()
             return Outcome(job, manifest, 0, 0, 0.0)
         refuse_planted_files(job.output.store, index=manifest.index)
@@ -177,19 +169,21 @@ def _build_rest(
     store = job.output.store
     history = load_history(job.folder)
     history.begin_run(manifest.tokens, job.budget.memory_bytes)
-    progress = Progress(log, screen, history, finished=manifest.shards, parts=manifest.parts)
+    progress = Progress(log, screen, history, begun=manifest)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
     job = replace(job, source=job.source.reopened(progress))
     invocation, page = current_invocation(command), (partial(write_report, store), partial(closing_lines, store))
-    with Monitor(job.output, progress, executor, invocation, *page, is_remote=job.is_remote):
-        with executor:
-            # Workers take a second or two to start; meanwhile the plan is made.
-            manifest = announce_plan(job, manifest, progress)
-            result = run(job, manifest, executor, progress)
-            if not job.config.verify:
-                when_done()
-            seconds = progress.seconds
+    with Monitor(job.output, progress, executor, invocation, *page, is_remote=job.is_remote) as monitor:
+        if job.config.shuffle is None:
+            with executor:
+                # Workers take a second or two to start; meanwhile the plan is made.
+                result = run(job, announce_plan(job, manifest, progress), executor, progress)
+        else:
+            result = _run_passes(job, manifest, monitor, progress)
+        if not job.config.verify:
+            when_done()
+        seconds = progress.seconds
         sealed = {*result.shards} - {*manifest.shards}
         if job.config.verify and result.shards != manifest.shards:
             progress.verifying = True
@@ -202,6 +196,25 @@ def _build_rest(
                         f"peak memory {show_bytes(executor.peak_bytes)}"))  # fmt: skip
     made = len({record.name for record in sealed})
     return Outcome(job, result, made, new_tokens, seconds, history.runs[-1])
+
+
+def _run_passes(job: Job, manifest: Manifest, monitor: Monitor, progress: Progress) -> Manifest:
+    """Run a build with --shuffle; return the final manifest. Each pass has workers of its own."""
+    begun = manifest = find_piles(job, manifest, progress)
+    if manifest.piles is None or not manifest.piles.ended:
+        with monitor.executor as executor:
+            manifest = make_piles(job, announce_plan(job, manifest, progress), executor, progress)
+    second = second_pass(job, manifest)
+    monitor.executor, monitor.is_remote = _make_executor(second, manifest, progress), False
+    with monitor.executor as executor:
+        if begun.piles == manifest.piles:
+            manifest = announce_plan(job, manifest, progress)
+        assert manifest.piles is not None
+        total = Total(sum(manifest.piles.tokens), exact=True)
+        progress.begin_second_pass(total, second.source.share_before, manifest)
+        manifest = run(second, replace(manifest, seconds=begun.seconds), executor, progress)
+    remove_piles(job.config.pile_folder)
+    return manifest
 
 
 def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor:
@@ -241,7 +254,7 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
 def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     """Make and show the plan of what is still to do, and refuse what the disk can't hold. Return the manifest; in a new
     one, set the number of digits in the names of shards."""
-    plan = make_plan(job, trial_seconds=0, start=manifest.end, done_tokens=manifest.tokens)
+    plan = make_plan(job, trial_seconds=0, start=manifest.input_end, done_tokens=manifest.tokens)
     if error := split_error(plan):
         raise error
     plan = replace(plan, fetched_bytes=progress.fetched_bytes)
@@ -266,119 +279,25 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
 
 def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) -> Manifest:
     """Run all stages, from the manifest's cursors to the end of the stream; return the final manifest."""
-    disk = Disk(job.folder, job.config.max_outage, progress)
-    disk.attempt(lambda: begin_output(job.output.store, manifest))
-    before, starts = manifest, manifest.end
+    running = Running(job, manifest, executor, progress)
+    running.disk.attempt(lambda: begin_output(job.output.store, manifest))
     packer = make_packer(job.output, manifest, job.config.max_tokens)
-    quarantined = list(manifest.quarantined)
-
-    def add_totals(manifest: Manifest) -> Manifest:
-        """Add the figures about the work itself, up to now. The time is without waits."""
-        return replace(
-            manifest,
-            quarantined=tuple(quarantined),
-            seconds=before.seconds + progress.work_seconds,
-            peak_memory_bytes=max(before.peak_memory_bytes, executor.peak_bytes),
-        )
 
     def on_record(records: Sequence[ShardRecord], end: Cursors) -> None:
         progress.finish_shards(records)
         job.source.release_before(end)
 
-    output = Output(job.output, manifest, executor, disk, add_totals=add_totals, on_record=on_record)
-    mixer = _make_mixer(job, manifest)
-    listings = [job.source.batches(starts)] if mixer is None else job.source.listings(starts)
-    choose = choose_first if mixer is None else partial(choose_listing, mixer, manifest)
-    # While no block comes, what is written is recorded all the same: an outage may last for long.
-    encoding = executor.encode(listings, output.advance, lambda: packer.left_tokens, choose)
-    with contextlib.closing(encoding) as encoded, output:
-        told = report_problems(encoded, job, quarantined, disk, progress)
-        mended = mend_seams(told, partial(make_mender, job.vocabulary))
-        if any(job.length_limits):
-            mended = leave_out(mended, job.length_limits, starts, eot_first=job.layout.eot_first)
-        blocks = add_cursors(mended, starts)
-        if mixer is None:
-            sections: Iterator[Section] = map(Section.of, blocks)
-        else:
-            sections = mix(_note_ends(blocks, mixer, job, manifest, progress), mixer)
-        _place_sections(job, sections, packer, output, disk, progress)
-        encoding.close()  # nothing more is read while the last files are sealed
+    output = Output(job.output, manifest, executor, running.disk, add_totals=running.add_totals, on_record=on_record)
+    opened = running.open_stream(manifest.end, manifest.taken, output.advance, lambda: packer.left_tokens)
+    with output:
+        with opened as sections:  # nothing more is read while the last files are sealed
+            _place_sections(job, sections, packer, output, running.disk, progress)
         # Of a segment that is not full no file has its name yet.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):
             raise error
         manifest = output.finish()
     job.source.release_before(job.source.ends)
     return manifest
-
-
-def report_problems(
-    blocks: Iterable[EncodedBlock], job: Job, quarantined: list[Quarantined], disk: Disk, progress: Progress
-) -> Iterator[EncodedBlock]:
-    """Pass blocks on; report the problems of their input, and add documents left out to `quarantined`. They are also in
-    `quarantine.jsonl`, one per line, for people: a resume reads the manifest. It is ASCII, so that `cat` is safe."""
-    work = job.folder / WORK_FOLDER
-
-    def file_name(document: Quarantined) -> str:
-        return job.source.parts[document.part].file(document.file).name
-
-    for block in blocks:
-        for problem in block.problems:
-            progress.tell(Event("note", f"note: {problem}"))
-        for document in block.quarantined:
-            quarantined.append(document)
-            place = f"row {document.row:,}" if document.row is not None else f"position {document.position:,}"
-            called = f" ({document.id})" if document.id else ""
-            what = "a piece of a document" if document.piece_of_bytes else "a document"
-            text = f"{what} of {document.text_bytes:,} bytes at {place}{called}: {document.cause}"
-            progress.tell(Event("quarantine", f"quarantined: {file_name(document)}: {text}"))
-        if block.quarantined:
-            lines = [json.dumps({**asdict(one), "file": file_name(one)}) + "\n" for one in quarantined]
-            disk.attempt(partial(write_file, work / QUARANTINE_NAME, "".join(lines).encode(), work))
-        yield block
-
-
-def _make_mixer(job: Job, manifest: Manifest) -> Mixer | None:
-    """Return what mixes the parts, from where the manifest ends; None if they come one after the other."""
-    if manifest.mix is None:
-        return None
-    taken, val_files = [one.tokens for one in manifest.taken], job.output.split_rule.val_files
-    return Mixer(manifest.mix, manifest.end, taken, eot_first=job.layout.eot_first, val_files=val_files)
-
-
-def choose_listing(mixer: Mixer, begun: Manifest, lanes: Mapping[int, Lane]) -> tuple[int, bool]:
-    """Return the part of a mix of which batches are to be read next: the one that is waited for, if nothing of it is
-    under way (True), else the one that will be the first to lack some (False). This decides how much has to be held,
-    never the order."""
-    awaited, known = mixer.next_part, mixer.known_tokens
-    if awaited in lanes and not lanes[awaited].waiting_bytes:
-        return awaited, True
-    assert begun.mix is not None
-    weights = begun.mix.weights
-
-    def expected_key(part: int) -> float:
-        lane, made = lanes[part], known[part] - begun.taken[part].tokens
-        per_byte = (made + _TOKENS_PER_BYTE * _GUESSED_BYTES) / (lane.output_bytes + _GUESSED_BYTES)
-        return (known[part] + lane.waiting_bytes * per_byte) / weights[part]
-
-    return min(lanes, key=expected_key), False
-
-
-def _note_ends(
-    blocks: Iterable[TokenBlock], mixer: Mixer, job: Job, manifest: Manifest, progress: Progress
-) -> Iterator[TokenBlock]:
-    """Pass blocks on to a mix; where a part has no more documents, let its cursor say so. That is told, on the screen
-    only if the plan had expected more: then the mix will be another one."""
-    for block in blocks:
-        if not block.ends_part:
-            yield block
-            continue
-        tokens, planned = mixer.known_tokens[block.part], progress.planned_tokens[block.part : block.part + 1]
-        text = f"part {block.part + 1} ({manifest.parts[block.part].label}) has run out after {tokens:,} tokens"
-        is_early = any(one is not None and tokens < _EARLY_SHARE * one for one in planned)
-        if is_early:
-            text += f"; about {show_count(planned[0] or 0)} were planned"
-        progress.tell(Event("part", text, loud=is_early))
-        yield replace(block, end=job.source.ends[block.part])
 
 
 def _place_sections(

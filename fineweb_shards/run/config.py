@@ -26,6 +26,7 @@ from typing import Any
 
 from fineweb_shards.errors import UsageError, concerning
 from fineweb_shards.events import Observer
+from fineweb_shards.formats.piles import FOLDER as PILE_FOLDER
 from fineweb_shards.formats.registry import CHOICES as FORMAT_CHOICES
 from fineweb_shards.formats.template import parse_template
 from fineweb_shards.formats.where import parse_where
@@ -39,6 +40,7 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.stream.mix import ALL_EXHAUSTED, FIRST_EXHAUSTED, MOST_WEIGHT, MixRule
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.machine import PRIORITIES
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.tokenizers import ENGINES
 from fineweb_shards.tokenizers.builtin_vocabularies import BUILTINS, PATTERNS
 from fineweb_shards.units import parse_bytes, parse_count, parse_ratio, parse_seconds, parse_weight, show_count
@@ -77,6 +79,7 @@ _LIMITS = {  # the least and the most, and what is said of more
     "val_tokens": (0, 10**18, None),
     "val_documents": (0, 10**18, None),
     "gpus": (1, 1_000_000, None),
+    "shuffle": (0, 2**62, None),
     "workers": (1, 10_000, None),
     "batch_bytes": (1024, 2**40, None),
     "min_tokens": (0, _LONGEST_LIMIT, "Longer documents are always kept."),
@@ -159,13 +162,19 @@ class Config:
         "", "output folder, or a folder of a bucket: s3://bucket/folder, gs://…, az://…", metavar="DIR|URL")
     scratch: str = _setting(
         "", "with a bucket: folder on this machine for the shards that are being made (default: "
-        "~/.cache/fineweb-shards)", metavar="DIR")
+        "~/.cache/fineweb-shards); with --shuffle: for its piles (default: the output's work folder)",
+        metavar="DIR")
     layout: str = _setting(
         "build-nanogpt", f"whose loader will read it: {', '.join(LAYOUTS)}", metavar="NAME", bytes_=True)
     shard_tokens: int | None = _setting(
         None, f"tokens in a shard, such as 100M or 1e8 (default: {show_count(DEFAULT_SHARD_TOKENS)})",
         parse=parse_count, metavar="N", bytes_=True)
-    max_tokens: int | None = _setting(None, "end the stream after exactly N tokens", bytes_=True, **_COUNT)
+    shuffle: int | None = _setting(
+        None, "put all documents into a random order, by this seed; needs space for a copy of the result",
+        parse=parse_count, metavar="SEED", bytes_=True)
+    max_tokens: int | None = _setting(
+        None, "end the stream after exactly N tokens; what is shuffled is what comes before that",
+        bytes_=True, **_COUNT)
     val_tokens: int | None = _setting(
         None, "for validation: the first N tokens (default: as the layout has it, shard 0)",
         bytes_=True, **_COUNT)
@@ -257,6 +266,13 @@ class Config:
         return Path(os.path.expanduser(self.out))
 
     @property
+    def pile_folder(self) -> Path:
+        """Where the piles of a shuffle are."""
+        if self.scratch and not self.bucket_url:
+            return scratch_folder(str(self.folder), self.scratch) / WORK_FOLDER / PILE_FOLDER
+        return self.folder / WORK_FOLDER / PILE_FOLDER
+
+    @property
     def bucket_url(self) -> str | None:
         """The address of the output if it is in a bucket."""
         return self.out if is_url(self.out) else None
@@ -293,10 +309,17 @@ class Config:
             raise UsageError(
                 f"--scratch {self.scratch}: it is for a folder on this machine.", "Name a folder, or none."
             )
-        if self.scratch and not self.bucket_url:
+        if self.scratch and not self.bucket_url and self.shuffle is None:
             raise UsageError(
-                f"--scratch {self.scratch}: it is for an --out in a bucket, and {self.out} is a folder.",
+                f"--scratch {self.scratch}: it is for an --out in a bucket or for --shuffle, and {self.out} is a "
+                "folder.",
                 "Leave it out.",
+            )
+        if self.shuffle is not None and self.executor == "ray" and (self.scratch or self.bucket_url):
+            where = f"--scratch {self.scratch}" if self.scratch else f"--out {self.out}"
+            raise UsageError(
+                f"--shuffle with --executor ray: its piles have to be where all nodes see them, and not at {where}.",
+                "Name an --out on a shared file system, and no --scratch.",
             )
         for name in ("input", "dataset"):
             if getattr(self, name) and any({"input", "dataset"} & part.keys() for part in self.parts):

@@ -201,7 +201,8 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
         refuse_untracked_shards(store, job.layout, set())
         return new
     try:
-        settings = {**settings, "max_tokens": manifest.settings["max_tokens"]}  # see `move_limit`
+        if not manifest.is_shuffled:  # else it decides what is shuffled
+            settings = {**settings, "max_tokens": manifest.settings["max_tokens"]}  # see `move_limit`
         check_settings(manifest, replace(new, settings=settings), Config().fingerprint())
         for number, (part, recorded) in enumerate(zip(job.source.parts, manifest.parts, strict=True), 1):
             with concerning(f"Part {number} ({recorded.label})" if config.parts else ""):

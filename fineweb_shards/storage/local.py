@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, BinaryIO
 
@@ -34,6 +35,15 @@ class LocalPlace(Place):
             native: BinaryIO = pa.OSFile(os.fsencode(file.path))  # read without Python's lock
             return native
         return open(file.path, "rb")
+
+
+class ScratchPlace(LocalPlace):
+    """Files of this run, which are read once."""
+
+    def release(self, files: Sequence[InputFile]) -> None:
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file.path)
 
 
 class LocalSource(ByteSource):

@@ -19,7 +19,7 @@ from fineweb_shards.storage.byte_source import ByteSource
 from fineweb_shards.system.retry import Retrier
 
 STANDARD_INPUT = "-"
-LOCAL, HUB, HUB_ON_DISK, BUCKET, WEB = "local", "hub", "hub-on-disk", "bucket", "web"
+LOCAL, HUB, HUB_ON_DISK, BUCKET, WEB, SCRATCH = "local", "hub", "hub-on-disk", "bucket", "web", "scratch"
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})  # of HTTP: they may pass
 
 
@@ -114,6 +114,7 @@ PLACES = {
     HUB_ON_DISK: "hub.HubOnDiskPlace",
     BUCKET: "bucket.BucketPlace",
     WEB: "web.WebPlace",
+    SCRATCH: "local.ScratchPlace",
 }
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from fineweb_shards.errors import OutputError, UsageError
+from fineweb_shards.formats.piles import FOLDER as PILE_FOLDER
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.sidecar import INDEX_FOLDER
 from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER
@@ -197,7 +198,7 @@ def refuse_planted_files(store: Store, *, index: bool = False) -> None:
     """Raise OutputError if links, pipes or folders are where a run will write its own files. Each of those is looked at
     again when it is opened; but a run that can't write its log, for one, would not stop there."""
     with output_errors(store.folder):
-        refuse_foreign_files(store.folder / WORK_FOLDER, {DOWNLOAD_FOLDER})
+        refuse_foreign_files(store.folder / WORK_FOLDER, {DOWNLOAD_FOLDER, PILE_FOLDER})
         refuse_link(store.folder / FILE_NAME)
         if index:
             refuse_link(store.folder / INDEX_FOLDER)

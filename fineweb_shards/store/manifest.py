@@ -26,6 +26,7 @@ from fineweb_shards.store import manifest_checks as checks
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.mix import ALL_EXHAUSTED, MixRule
 from fineweb_shards.stream.packer import PackedTotals
+from fineweb_shards.stream.shuffle import PileState
 from fineweb_shards.stream.split import SplitRule, make_split_rule
 from fineweb_shards.system.durable import is_lock_name, output_error
 from fineweb_shards.system.json_values import expect, get, make, parse_object
@@ -39,8 +40,9 @@ FILE_NAME = "manifest.json"
 MOST_BYTES = 256 * 2**20  # that of FineWeb-Edu's 2,410 files has 7.5 MB at the end; a million files fit
 FORMAT_VERSION = 4
 _MIX_FORMAT = 5  # with weights or epochs: an older program would continue with another stream
+_SHUFFLE_FORMAT = 6  # with piles: neither would an older one know where to go on
 # Formats that can be read; a folder that was begun with an older one is saved in the newest.
-_READABLE_FORMATS = (2, 3, FORMAT_VERSION, _MIX_FORMAT)
+_READABLE_FORMATS = (2, 3, FORMAT_VERSION, _MIX_FORMAT, _SHUFFLE_FORMAT)
 _RENAMED_SINCE_2 = {"inside": "starts_mid_document", "wrong_claims": "token_count_mismatches"}
 _FIELDS = (
     "checksum", "vocabulary", "settings", "commit", "versions", "totals", "effort", "quarantined", "shards",
@@ -100,6 +102,7 @@ class Manifest:
     digits: int = 0  # of the numbers in file names: see layouts/base.py
     vocabulary: Vocabulary = GPT2  # without the bytes of its tokens
     index: bool = False  # files have the sidecar of --index, too
+    piles: PileState | None = None  # of a shuffle, whose shards are made of piles: how far its first pass is
 
     @property
     def tokens(self) -> int:
@@ -116,7 +119,11 @@ class Manifest:
 
     @property
     def counts(self) -> Counts:
-        return sum((shard.counts for shard in self.shards), Counts())
+        return sum((shard.counts for shard in self.shards), self.piles.counts if self.piles else Counts())
+
+    @property
+    def is_shuffled(self) -> bool:
+        return self.settings.get("shuffle") is not None
 
     @property
     def files(self) -> list[dict[str, Any]]:
@@ -143,6 +150,8 @@ class Manifest:
     def split_rule(self) -> SplitRule:
         default = self.layout.default_split_rule(self.settings["shard_tokens"])
         val_files = tuple(sum(file.get("for_validation", False) for file in part.files) for part in self.parts)
+        if self.is_shuffled:  # their documents are in the first pile
+            val_files = (int(any(val_files)),)
         return make_split_rule(self.settings, val_files, default)
 
     @property
@@ -156,8 +165,17 @@ class Manifest:
 
     @property
     def end(self) -> Cursors:
-        """The place in the stream where the next shard begins."""
-        return self.shards[-1].end if self.shards else tuple(Cursor(0, 0) for _ in self.parts)
+        """The place in the stream where the next shard begins; in a shuffle that is one in the piles."""
+        if self.shards:
+            return self.shards[-1].end
+        return (Cursor(0, 0),) * (1 if self.is_shuffled else len(self.parts))
+
+    @property
+    def input_end(self) -> Cursors:
+        """The place in the input before which nothing has to be read again."""
+        if not self.is_shuffled:
+            return self.end
+        return self.piles.end if self.piles else (Cursor(0, 0),) * len(self.parts)
 
     @property
     def mix(self) -> MixRule | None:
@@ -175,7 +193,12 @@ class Manifest:
         """How much a mix has taken of each part where the next shard begins; nothing if there is no mix."""
         if self.shards:
             return self.shards[-1].taken
-        return tuple(Taken() for _ in self.parts) if self.mix else ()
+        return tuple(Taken() for _ in self.parts) if self.mix and not self.is_shuffled else ()
+
+    @property
+    def mixed(self) -> tuple[tuple[Taken, ...], Cursors]:
+        """How much a mix has taken of each part of the input, and up to where."""
+        return self.piles.taken if self.piles else self.taken, self.input_end
 
     def append(self, *records: ShardRecord) -> Manifest:
         """Return a manifest with the records of one more checkpoint, which all have the same end."""
@@ -242,7 +265,7 @@ class ManifestFile:
             **({"run": run_id} if run_id else {}),
         }
         fields = {
-            "format": _Text.of(_MIX_FORMAT if manifest.mix or manifest.has_epochs else FORMAT_VERSION),
+            "format": _Text.of(_format_of(manifest)),
             "vocabulary": _Text.of(_vocabulary_to_json(manifest.shard_format)),
             "settings": _Text.of(manifest.settings),
             "digits": _Text.of(manifest.digits),
@@ -253,6 +276,7 @@ class ManifestFile:
             "quarantined": _Text.of([asdict(document) for document in manifest.quarantined]),
             "shards": self._shards.update(manifest.shards),
             "parts": self._parts.update(manifest.parts),
+            **({"piles": _Text.of(_to_json(manifest.piles))} if manifest.piles else {}),
             "complete": _Text.of(manifest.complete),  # last, so that the end of the file shows it
         }
         hashed = b", ".join(b'"%b": %b' % (name.encode(), fields[name].hashed) for name in sorted(fields))
@@ -269,7 +293,13 @@ class ManifestFile:
         self._store.save_manifest(data)
 
 
-def _to_json(item: ShardRecord | InputPart) -> dict[str, Any]:
+def _format_of(manifest: Manifest) -> int:
+    if manifest.is_shuffled:
+        return _SHUFFLE_FORMAT
+    return _MIX_FORMAT if manifest.mix or manifest.has_epochs else FORMAT_VERSION
+
+
+def _to_json(item: ShardRecord | InputPart | PileState) -> dict[str, Any]:
     values = asdict(item)
     if not values.get("taken", True):  # only a mix has it
         del values["taken"]
@@ -384,6 +414,7 @@ def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manife
         digits=expect("digits", data.get("digits", 0), int),
         vocabulary=_vocabulary_from_json(data, folder / WORK_FOLDER),
         index=expect("index", data.get("index", False), bool),
+        piles=make(PileState, data["piles"]) if data.get("piles") is not None else None,
     )
     _check(manifest)
     wanted = manifest.shard_format.dtype.name
@@ -430,8 +461,13 @@ def _check(manifest: Manifest) -> None:
         raise ValueError(error.message) from None
     checks.check_records(manifest.shards, numbering, shard_format)
     lengths = [part.file_count for part in manifest.parts]
-    checks.check_cursors([record.end for record in manifest.shards], lengths)
-    checks.check_taken([record.taken for record in manifest.shards], len(lengths) if manifest.mix else 0)
+    mixed = len(lengths) if manifest.mix else 0
+    if manifest.piles is not None:
+        checks.check_piles(manifest.piles, lengths, mixed)
+    ends, taken = ([getattr(record, name) for record in manifest.shards] for name in ("end", "taken"))
+    piles = len(manifest.piles.tokens) if manifest.piles else 0
+    checks.check_cursors(ends, [piles] if manifest.is_shuffled else lengths)
+    checks.check_taken(taken, 0 if manifest.is_shuffled else mixed)
     checks.check_quarantined(manifest.quarantined, lengths)
     if min(manifest.seconds, manifest.peak_memory_bytes, manifest.digits) < 0 or manifest.digits > 18:
         raise ValueError("seconds, peak_memory_bytes or digits is out of range")

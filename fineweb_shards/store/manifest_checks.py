@@ -16,6 +16,7 @@ from typing import Any
 
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.base import Numbering, ShardFormat
+from fineweb_shards.stream.shuffle import MOST_PILES, PileState
 from fineweb_shards.system.json_values import expect, get
 from fineweb_shards.types import SPLITS, Counts, Cursor, Cursors, Quarantined, ShardRecord, Taken
 
@@ -116,6 +117,22 @@ def check_taken(records: Sequence[Sequence[Taken]], parts: int) -> None:
             if here.tokens < before.tokens or here.documents < before.documents:
                 raise ValueError(f"less of a part was taken than before ({here.tokens:,} tokens)")
         last = tuple(taken)
+
+
+def check_piles(piles: PileState, files: Sequence[int], mixed: int) -> None:
+    """Check what is recorded of the first pass of a shuffle, whose input has `files` files in each part, of which
+    `mixed` are mixed."""
+    check_cursors([piles.end], files)
+    check_taken([piles.taken], mixed)
+    figures = (*piles.tokens, piles.documents, piles.open_tokens, piles.list_bytes, *_get_counts(piles.counts))
+    if not 1 <= piles.count <= MOST_PILES or len(piles.tokens) != piles.count + 1 or min(figures) < 0:
+        raise ValueError(f"what it says of {piles.count} piles is inconsistent")
+    if not 0 <= piles.open_pile <= piles.count or piles.open_tokens > piles.tokens[piles.open_pile]:
+        raise ValueError(f"the last document is not in pile {piles.open_pile}")
+    if piles.sha256 and len(piles.sha256) != piles.count + 2:
+        raise ValueError(f"it has {len(piles.sha256)} hashes for {piles.count} piles")
+    if not all(map(_SHA256.fullmatch, piles.sha256)):
+        raise ValueError("the hash of a pile is no SHA-256")
 
 
 def check_quarantined(documents: Sequence[Quarantined], files: Sequence[int]) -> None:

@@ -99,8 +99,9 @@ def cache_home() -> Path:
 
 
 def scratch_folder(location: str, scratch: str) -> Path:
-    """Return the folder on this machine for what is being made for a bucket: one for each address."""
-    address = str(BucketAddress.parse(location))
+    """Return the folder on this machine for what is being made for a bucket, or for another folder: one for each
+    address."""
+    address = str(BucketAddress.parse(location)) if is_url(location) else os.path.realpath(location)
     parent = Path(os.path.expanduser(scratch)) if scratch else cache_home()
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", address.partition("://")[2])[-60:].strip("-.")
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", address.rpartition("://")[2])[-60:].strip("-.")
     return parent / f"{readable}-{hashlib.sha256(address.encode()).hexdigest()[:12]}"

@@ -25,9 +25,11 @@ import numpy as np
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
+from fineweb_shards.formats.piles import pile_name
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.store import Segment, Store
-from fineweb_shards.system.durable import output_errors
+from fineweb_shards.stream.shuffle import MOST_PILES
+from fineweb_shards.system.durable import output_error, output_errors
 from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, open_descriptor, open_own
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, ShardRecord, Split, Tokens
@@ -36,7 +38,7 @@ from fineweb_shards.units import show_number_of
 # Data is synced in small steps, so that the sync of a whole file is short, and the page cache does not fill with a
 # whole shard of unwritten data.
 SYNC_EVERY_BYTES = 32 * 2**20
-_OPEN_FILES = 4  # both splits' files, and the ones before them
+_OPEN_FILES = 4  # both splits' files, and the ones before them; piles are all kept open
 _READ_BYTES = 2**19  # larger buffers are returned to the kernel each time, and cost page faults
 
 
@@ -125,16 +127,19 @@ class TokenWriter:
         self._disk = disk
         self._files: OrderedDict[str, int] = OrderedDict()  # path to descriptor, the last used last
         self._unsynced_bytes = 0
+        self._most_open = _OPEN_FILES
 
     def write(self, tokens: Tokens, placement: Placement) -> None:
         """Write ranges of tokens where they belong."""
-        path, writes = placement.path, self._divide(tokens, placement)
-        lengths = placement.ranges[:, 1] - placement.ranges[:, 0]
-        self._unsynced_bytes += self._format.size_bytes(int(lengths.sum()))
-        self._disk.attempt(partial(self._write_all, path, writes))
+        writes = self._divide(tokens, placement)
+        self._most_open = _OPEN_FILES if placement.piles is None else _OPEN_FILES + MOST_PILES
+        self._disk.attempt(partial(self._write_all, writes))
+        if placement.piles is None:  # piles are synced all together
+            lengths = placement.ranges[:, 1] - placement.ranges[:, 0]
+            self._unsynced_bytes += self._format.size_bytes(int(lengths.sum()))
         if self._unsynced_bytes >= SYNC_EVERY_BYTES:
             self._unsynced_bytes = 0
-            self._sync(path)
+            self._sync(placement.path)
         if os.name == "nt":  # where an open file can't be renamed
             self.close()
 
@@ -148,35 +153,43 @@ class TokenWriter:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def _divide(self, tokens: Tokens, placement: Placement) -> deque[tuple[int, memoryview]]:
-        """Return what to write, and the byte from which on; ranges that follow one another in the file are one."""
-        first, last = int(placement.ranges[0, 0]), int(placement.ranges[-1, 1])
+    def _divide(self, tokens: Tokens, placement: Placement) -> deque[tuple[str, int, memoryview]]:
+        """Return what to write: file, first byte and data. Ranges that follow one another in a file are one."""
+        path, offsets, ranges, piles = placement.path, placement.offsets, placement.ranges, placement.piles
+        first, last = int(ranges[0, 0]), int(ranges[-1, 1])
         data = self._format.to_bytes(tokens[first:last])
-        spans = self._format.size_bytes(placement.ranges - first)
-        ends = placement.offsets + spans[:, 1] - spans[:, 0]
-        starts = np.concatenate([[0], np.flatnonzero(placement.offsets[1:] != ends[:-1]) + 1])  # of what is written
-        offsets = placement.offsets[starts].tolist()
+        spans = self._format.size_bytes(ranges - first)
+        if piles is not None:
+            order = np.argsort(piles, kind="stable")
+            offsets, spans, piles = offsets[order], spans[order], piles[order]
+        follows = offsets[1:] == (offsets + spans[:, 1] - spans[:, 0])[:-1]
+        if piles is not None:
+            follows &= piles[1:] == piles[:-1]
+        starts = np.concatenate([[0], np.flatnonzero(~follows) + 1])  # of what is written
         parts = [data[begin:end] for begin, end in spans.tolist()]
-        if len(parts) > len(offsets):
-            groups = pairwise([*starts.tolist(), len(parts)])
-            parts = [
-                parts[start] if start + 1 == stop else memoryview(b"".join(parts[start:stop])) for start, stop in groups
-            ]
-        return deque(zip(offsets, parts, strict=True))
+        groups = pairwise([*starts.tolist(), len(parts)])
+        joined = [
+            parts[start] if start + 1 == stop else memoryview(b"".join(parts[start:stop])) for start, stop in groups
+        ]
+        numbers = [] if piles is None else piles[starts].tolist()
+        paths = [os.path.join(path, pile_name(number)) for number in numbers] or [path] * len(starts)
+        return deque(zip(paths, offsets[starts].tolist(), joined, strict=True))
 
-    def _write_all(self, path: str, writes: deque[tuple[int, memoryview]]) -> None:
+    def _write_all(self, writes: deque[tuple[str, int, memoryview]]) -> None:
         """Write these, each of which is taken away once it is written: what is left is tried again."""
         seek, write, begin = os.lseek, os.write, os.SEEK_SET  # not `pwrite`, which Windows lacks
-        with output_errors(Path(path)):
-            file = self._open(path)
+        try:
             while writes:
-                offset, data = writes[0]
+                path, offset, data = writes[0]
+                file = self._open(path)
                 seek(file, offset, begin)
                 written = write(file, data)
                 if written < len(data):
-                    writes[0] = offset + written, data[written:]
+                    writes[0] = path, offset + written, data[written:]
                 else:
                     writes.popleft()
+        except OSError as error:
+            raise output_error(Path(writes[0][0]), error) from error
 
     def _sync(self, path: str) -> None:
         with output_errors(Path(path)):
@@ -184,7 +197,7 @@ class TokenWriter:
 
     def _open(self, path: str) -> int:
         if path not in self._files:
-            while len(self._files) >= _OPEN_FILES:
+            while len(self._files) >= self._most_open:
                 os.close(self._files.popitem(last=False)[1])
             self._files[path] = open_descriptor(path, os.O_WRONLY)
         self._files.move_to_end(path)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.store.manifest import InputPart
-from fineweb_shards.types import Cursor, Cursors, ShardRecord, Taken
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.types import Cursors, ShardRecord, Taken
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.run_files import EventLog, History, PartShare
 from fineweb_shards.watching.screen import Screen
@@ -105,25 +105,24 @@ class Progress(Observer):
         screen: Screen | None = None,
         history: History | None = None,
         *,
-        finished: Iterable[ShardRecord] = (),
-        parts: Sequence[InputPart] = (),
+        begun: Manifest | None = None,
     ) -> None:
         self.began = time.monotonic()
         self.screen = screen or Screen()
         self.history = history or History()
-        self.records = list(finished)  # of finished shards
+        self.records = list(begun.shards) if begun else []  # of finished shards
         self.resumed_tokens = self.tokens = sum(record.tokens for record in self.records)
         self.shard = self.shard_tokens = 0
         self.verifying = False
+        self._is_second_pass = False  # of a shuffle
         self.fetched_bytes = 0  # over the network, in this run
         self.waited_seconds = 0.0  # in which no token was made; counted by the monitor
         self.total = Total(None)
         self.planned_tokens: Sequence[int | None] = ()
         self._log = log
-        self._parts = parts
-        last = self.records[-1] if self.records else None
-        self._places: Cursors = last.end if last else tuple(Cursor(0, 0) for _ in parts)
-        self._taken = last.taken if last else ()
+        self.parts = begun.parts if begun else ()
+        self._places: Cursors = begun.end if begun else ()
+        self._mixed = begun.mixed if begun else ((), ())  # how much was taken of each part of the input, up to where
         self._read_share: ReadShare = lambda places: None
         self._verified: Counter[str] = Counter()  # file name to the number of its records read back
         self._waits: dict[str, str] = {}  # cause to reason
@@ -134,6 +133,12 @@ class Progress(Observer):
         `planned_tokens` is what each part of it has."""
         self.total, self._read_share, self.planned_tokens = total, read_share, planned_tokens
 
+    def begin_second_pass(self, total: Total, read_share: ReadShare, manifest: Manifest) -> None:
+        """From now on count the tokens of shards: those of piles are all made."""
+        self.total, self._read_share = total, read_share
+        self.tokens, self._places, self._mixed = manifest.tokens, manifest.end, manifest.mixed
+        self.shard_tokens, self._is_second_pass = 0, True
+
     def advance(self, tokens: int, shard: int, places: Cursors, taken: tuple[Taken, ...] = ()) -> None:
         """Add `tokens` that were packed into a shard; the stream has now reached `places`; `taken` is what a mix has
         taken from its parts by then."""
@@ -141,7 +146,9 @@ class Progress(Observer):
             self.shard, self.shard_tokens = shard, 0
         self.tokens += tokens
         self.shard_tokens += tokens
-        self._places, self._taken = places, taken
+        self._places = places
+        if not self._is_second_pass:
+            self._mixed = taken, places
 
     def finish_shards(self, records: Iterable[ShardRecord]) -> None:
         """Add shards that are now in the manifest, and log each."""
@@ -170,7 +177,7 @@ class Progress(Observer):
     @property
     def shares(self) -> tuple[PartShare, ...]:
         """What a mix has taken from its parts so far; nothing if it is none."""
-        return find_shares(self._parts, self._taken, self._places)
+        return find_shares(self.parts, *self._mixed)
 
     @property
     def begun(self) -> bool:

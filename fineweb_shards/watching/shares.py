@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from fineweb_shards.store.manifest import InputPart, Manifest
-from fineweb_shards.types import Cursor, Cursors, Taken
+from fineweb_shards.types import Cursors, Taken
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.run_files import PartShare
 
@@ -36,10 +36,8 @@ def find_shares(parts: Sequence[InputPart], taken: Sequence[Taken], end: Cursors
 def shares_in(manifest: Manifest) -> tuple[PartShare, ...]:
     """Return the same for the finished shards of a folder. A plain export of a mix is none: its records count no
     parts."""
-    if not manifest.shards:
-        return find_shares(manifest.parts, (), tuple(Cursor(0, 0) for _ in manifest.parts))
-    last = manifest.shards[-1]
-    return find_shares(manifest.parts, last.taken, last.end) if last.taken else ()
+    taken, end = manifest.mixed
+    return find_shares(manifest.parts, taken, end) if taken or not manifest.shards else ()
 
 
 def share_rows(shares: Sequence[PartShare]) -> list[tuple[str, str]]:

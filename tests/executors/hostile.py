@@ -118,12 +118,12 @@ class HostileWriter(TokenWriter):
         finally:
             pass_point("written")
 
-    def _write_all(self, path: str, writes: deque[tuple[int, memoryview]]) -> None:
-        offset, data = writes[0]
+    def _write_all(self, writes: deque[tuple[str, int, memoryview]]) -> None:
+        path, offset, data = writes[0]
         if len(data) > 1 and any(Path(os.environ[FAULTS]).glob("write-half@*")):
-            super()._write_all(path, deque([(offset, data[: len(data) // 2])]))
+            super()._write_all(deque([(path, offset, data[: len(data) // 2])]))
             pass_point("write-half")
-        super()._write_all(path, writes)
+        super()._write_all(writes)
 
 
 class HostileSpec(WorkerSpec):

@@ -14,6 +14,7 @@ from fineweb_shards.executors.base import ChooseListing, Executor, InProcessPlan
 from fineweb_shards.executors.encode_batch import encode_batch
 from fineweb_shards.executors.messages import WorkOrder
 from fineweb_shards.sources.source import Parts
+from fineweb_shards.store.pile_files import PileWork
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
 from fineweb_shards.stream.boundaries import NO_POSITIONS
@@ -82,9 +83,9 @@ class InlineExecutor(Executor):
         assert self._plane is not None
         return self._plane.place(tokens, placements)
 
-    def seal(self, segment: Segment) -> Future[str]:
+    def seal(self, work: Segment | PileWork) -> Future[str]:
         assert self._plane is not None
-        return self._plane.seal(segment)
+        return self._plane.seal(work)
 
     def write_sidecars(self, file: FinishedFile) -> Future[None]:
         assert self._plane is not None

@@ -98,13 +98,13 @@ def test_rows_are_for_people() -> None:
 def test_a_run_knows_its_shares(tmp_path: Path) -> None:
     """From the beginning, from where it resumes, and as it advances."""
     log = EventLog(tmp_path)
-    assert [part.tokens for part in Progress(log, parts=mix_manifest([7, 3]).parts).shares] == [0, 0]
-    progress = Progress(log, finished=MIX.shards, parts=MIX.parts)
+    assert [part.tokens for part in Progress(log, begun=mix_manifest([7, 3])).shares] == [0, 0]
+    progress = Progress(log, begun=MIX)
     assert progress.shares == shares_in(MIX)
     progress.advance(1000, 0, MIX.end, (Taken(2100, 210), Taken(900, 90)))
     assert [part.share for part in progress.shares] == [0.7, 0.3]
     plain = runs.manifest_of({"text_column": "text"}, [])
-    progress = Progress(log, parts=plain.parts)
+    progress = Progress(log, begun=plain)
     progress.advance(1000, 0, plain.end)
     assert progress.shares == ()
 

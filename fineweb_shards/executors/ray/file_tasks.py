@@ -38,6 +38,7 @@ from fineweb_shards.executors.ray.cluster import explain_failure, load_ray
 from fineweb_shards.executors.ray.worker import FileProcess
 from fineweb_shards.executors.scheduled_executor import Waits
 from fineweb_shards.executors.task import FileTask
+from fineweb_shards.store.pile_files import PileWork
 from fineweb_shards.store.store import Segment
 from fineweb_shards.types import Placement
 
@@ -241,7 +242,7 @@ class NodeTasks:
     def add(self, number: int, work: FileWork | None, shares: Sequence[Share] = ()) -> Future[Any]:
         """Add a task: write these shares, then finish the file. If it seals a file, it waits for the parts of it that
         are written early."""
-        path = str(work.path) if isinstance(work, Segment) else None
+        path = str(work.path) if isinstance(work, Segment | PileWork) else None
         writes = (task for task in self._tasks.values() if task.work is None)
         after = [task for task in writes if task.shares[0].placement.path == path]
         task = self._tasks[number] = NodeTask(number, work, shares=shares, after=after)

@@ -1,0 +1,146 @@
+"""The stream of a build: from the batches of its input to sections in order, without what becomes of them.
+
+source ──► executor ──► stitcher ──► length limits ──► mix
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+
+from fineweb_shards.events import Event
+from fineweb_shards.executors.base import Executor, Lane, choose_first
+from fineweb_shards.run.job import Job
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.stream.length_limits import leave_out
+from fineweb_shards.stream.mix import Mixer, mix
+from fineweb_shards.stream.section import Section
+from fineweb_shards.stream.stitcher import add_cursors, mend_seams
+from fineweb_shards.system.durable import write_file
+from fineweb_shards.system.own_files import WORK_FOLDER
+from fineweb_shards.system.retry import Disk
+from fineweb_shards.tokenizers.encoder import make_mender
+from fineweb_shards.types import Cursors, EncodedBlock, Quarantined, Taken, TokenBlock
+from fineweb_shards.units import show_count
+from fineweb_shards.watching.progress import Progress
+
+QUARANTINE_NAME = "quarantine.jsonl"  # in the work folder
+# Of English, as if so many bytes of each part had been measured: files for validation make none of the tokens that a
+# mix counts, and the first documents may all be left out.
+_TOKENS_PER_BYTE, _GUESSED_BYTES = 0.2, 2**20
+_EARLY_SHARE = 0.9  # of what was planned: a part that has less is told of
+
+
+class Running:
+    """A build while it runs: `begun` is the manifest with which this run began."""
+
+    def __init__(self, job: Job, begun: Manifest, executor: Executor, progress: Progress) -> None:
+        self.job = job
+        self.begun = begun
+        self.executor = executor
+        self.progress = progress
+        self.disk = Disk(job.folder, job.config.max_outage, progress)
+        self._quarantined = list(begun.quarantined)
+
+    def add_totals(self, manifest: Manifest) -> Manifest:
+        """Add the figures about the work itself, up to now. The time is without waits."""
+        return replace(
+            manifest,
+            quarantined=tuple(self._quarantined),
+            seconds=self.begun.seconds + self.progress.work_seconds,
+            peak_memory_bytes=max(self.begun.peak_memory_bytes, self.executor.peak_bytes),
+        )
+
+    @contextlib.contextmanager
+    def open_stream(
+        self,
+        starts: Cursors,
+        taken: tuple[Taken, ...],
+        on_idle: Callable[[], None],
+        wanted_tokens: Callable[[], int | None],
+    ) -> Iterator[Iterator[Section]]:
+        """Yield the sections of the stream from `starts` on, of which a mix has `taken` so much before."""
+        job, mixer = self.job, None
+        listings, choose = [job.source.batches(starts)], choose_first
+        if job.config.mix is not None:
+            before, val_files = [one.tokens for one in taken], job.output.split_rule.val_files
+            mixer = Mixer(job.config.mix, starts, before, eot_first=job.layout.eot_first, val_files=val_files)
+            listings, choose = (
+                job.source.listings(starts),
+                partial(choose_listing, mixer, job.config.mix.weights, taken),
+            )
+        # While no block comes, what is written is recorded all the same: an outage may last for long.
+        encoding = self.executor.encode(listings, on_idle, wanted_tokens, choose)
+        with contextlib.closing(encoding) as encoded:
+            told = report_problems(encoded, job, self._quarantined, self.disk, self.progress)
+            mended = mend_seams(told, partial(make_mender, job.vocabulary))
+            if any(job.length_limits):
+                mended = leave_out(mended, job.length_limits, starts, eot_first=job.layout.eot_first)
+            blocks = add_cursors(mended, starts)
+            if mixer is None:
+                yield map(Section.of, blocks)
+            else:
+                yield mix(_note_ends(blocks, mixer, job, self.progress), mixer)
+
+
+def report_problems(
+    blocks: Iterable[EncodedBlock], job: Job, quarantined: list[Quarantined], disk: Disk, progress: Progress
+) -> Iterator[EncodedBlock]:
+    """Pass blocks on; report the problems of their input, and add documents left out to `quarantined`. They are also in
+    `quarantine.jsonl`, one per line, for people: a resume reads the manifest. It is ASCII, so that `cat` is safe."""
+    work = job.folder / WORK_FOLDER
+
+    def file_name(document: Quarantined) -> str:
+        return job.source.parts[document.part].file(document.file).name
+
+    for block in blocks:
+        for problem in block.problems:
+            progress.tell(Event("note", f"note: {problem}"))
+        for document in block.quarantined:
+            quarantined.append(document)
+            place = f"row {document.row:,}" if document.row is not None else f"position {document.position:,}"
+            called = f" ({document.id})" if document.id else ""
+            what = "a piece of a document" if document.piece_of_bytes else "a document"
+            text = f"{what} of {document.text_bytes:,} bytes at {place}{called}: {document.cause}"
+            progress.tell(Event("quarantine", f"quarantined: {file_name(document)}: {text}"))
+        if block.quarantined:
+            lines = [json.dumps({**asdict(one), "file": file_name(one)}) + "\n" for one in quarantined]
+            disk.attempt(partial(write_file, work / QUARANTINE_NAME, "".join(lines).encode(), work))
+        yield block
+
+
+def choose_listing(
+    mixer: Mixer, weights: Sequence[int], taken: Sequence[Taken], lanes: Mapping[int, Lane]
+) -> tuple[int, bool]:
+    """Return the part of a mix of which batches are to be read next: the one that is waited for, if nothing of it is
+    under way (True), else the one that will be the first to lack some (False). `taken` is what the mix had taken where
+    this run began. This decides how much has to be held, never the order."""
+    awaited, known = mixer.next_part, mixer.known_tokens
+    if awaited in lanes and not lanes[awaited].waiting_bytes:
+        return awaited, True
+
+    def expected_key(part: int) -> float:
+        lane, made = lanes[part], known[part] - taken[part].tokens
+        per_byte = (made + _TOKENS_PER_BYTE * _GUESSED_BYTES) / (lane.output_bytes + _GUESSED_BYTES)
+        return (known[part] + lane.waiting_bytes * per_byte) / weights[part]
+
+    return min(lanes, key=expected_key), False
+
+
+def _note_ends(blocks: Iterable[TokenBlock], mixer: Mixer, job: Job, progress: Progress) -> Iterator[TokenBlock]:
+    """Pass blocks on to a mix; where a part has no more documents, let its cursor say so. That is told, on the screen
+    only if the plan had expected more: then the mix will be another one."""
+    for block in blocks:
+        if not block.ends_part:
+            yield block
+            continue
+        tokens, planned = mixer.known_tokens[block.part], progress.planned_tokens[block.part : block.part + 1]
+        text = f"part {block.part + 1} ({progress.parts[block.part].label}) has run out after {tokens:,} tokens"
+        is_early = any(one is not None and tokens < _EARLY_SHARE * one for one in planned)
+        if is_early:
+            text += f"; about {show_count(planned[0] or 0)} were planned"
+        progress.tell(Event("part", text, loud=is_early))
+        yield replace(block, end=job.source.ends[block.part])

@@ -1,0 +1,182 @@
+"""Put all documents of a stream into a random order, by a seed. No I/O.
+
+The order is that of (hash64(seed, ordinal), ordinal), where a document's ordinal is its number in the stream: so it is
+the same on every machine, whatever the workers, the number of piles and the crashes. It takes two passes. The first one
+appends every document to one of many *piles*, chosen by the top bits of its hash, so that all of a pile comes before
+all of the next one. The second one reads pile after pile, each sorted.
+
+Here is the first pass without its files: which piece of a section belongs to which pile, and where in it. Documents of
+files for validation come first in the stream, and have a pile of their own, number 0: they are shuffled among
+themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fineweb_shards.types import Counts, Cursors, Positions, Split, Taken
+
+MOST_PILES = 512  # a worker has all of them open; a pile may be of any size, because no process holds all of one
+Hashes = NDArray[np.uint64]
+_STEP, _FIRST, _SECOND = (np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_NO_COUNTS = Counts()
+_SHIFTS = tuple(np.uint64(one) for one in (30, 27, 31, 32))
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """The finalizer of SplitMix64, which maps 64 bits to 64 bits one to one."""
+    one, two, three, _ = _SHIFTS
+    values = (values ^ (values >> one)) * _FIRST
+    values = (values ^ (values >> two)) * _SECOND
+    return values ^ (values >> three)
+
+
+def hash64(seed: int, ordinals: Positions) -> Hashes:
+    """Return the hash of each ordinal, which no other ordinal has with this seed. Mixed twice, with the seed before
+    each: else the orders of two seeds would be the same one, shifted."""
+    start = _mixed(np.array([seed], np.uint64) + _STEP)
+    return _mixed(_mixed(ordinals.astype(np.uint64) * _STEP + start) ^ start)
+
+
+def pile_of(hashes: Hashes, count: int) -> Positions:
+    """Return the number of the pile of each training document, from 1 on."""
+    half = _SHIFTS[3]
+    piles: Positions = (((hashes >> half) * np.uint64(count)) >> half).astype(np.int64) + 1
+    return piles
+
+
+@dataclass(frozen=True, slots=True)
+class PileState:
+    """How far the first pass is; all before is durable."""
+
+    count: int  # of piles, beside that of validation
+    end: Cursors  # of the input
+    tokens: tuple[int, ...]  # in each pile, that of validation first
+    taken: tuple[Taken, ...] = ()  # of each part of a mix
+    documents: int = 0  # that have begun
+    open_tokens: int = 0  # so far of the last one, which is not in the list yet; 0: it has ended
+    open_pile: int = 0  # to which that one belongs
+    list_bytes: int = 0
+    counts: Counts = _NO_COUNTS  # of the input up to `end`
+    sha256: tuple[str, ...] = ()  # of each pile, and of the list at last, once the pass has ended
+
+    @classmethod
+    def beginning(cls, count: int, starts: Cursors, taken: tuple[Taken, ...] = ()) -> PileState:
+        return cls(count, starts, (0,) * (count + 1), taken)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Pieces of documents that follow one another in a section: piece i has the tokens from `bounds[i]` up to
+    `bounds[i + 1]`, which belong into `piles[i]`, from its token `offsets[i]` on."""
+
+    bounds: Positions
+    piles: Positions
+    offsets: Positions
+
+    def place(self, begins: Positions) -> tuple[Positions, Positions]:
+        """Return pile and offset of the tokens of these numbers."""
+        rows = np.searchsorted(self.bounds, begins, side="right") - 1
+        return self.piles[rows], self.offsets[rows] + begins - self.bounds[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Documents that have ended: hash, tokens and pile of each."""
+
+    hashes: Hashes
+    lengths: Positions
+    piles: Positions
+
+
+class Shuffler:
+    """Assigns documents to piles. It begins at `state`."""
+
+    def __init__(self, seed: int, state: PileState, *, eot_first: bool) -> None:
+        self._seed = seed
+        self._state = state
+        self._eot_first = eot_first
+        self._tokens = np.array(state.tokens, np.int64)  # in each pile
+        self._documents = state.documents
+        self._open_tokens, self._open_pile = state.open_tokens, state.open_pile
+        self._listed: list[Listed] = []
+
+    def assign(self, eots: Positions, begin: int, end: int, split: Split) -> Pieces:
+        """Assign the tokens of a section from `begin` up to `end`, of which there is one, and which are all for one
+        split; `eots` are those of the section."""
+        first, last = np.searchsorted(eots, (begin, end))
+        cuts = eots[first:last] if self._eot_first else eots[first:last] + 1
+        if self._eot_first and len(cuts) and int(cuts[0]) == begin:
+            self._end_open()
+        ends_document = not self._eot_first and len(cuts) > 0 and int(cuts[-1]) == end
+        bounds = np.concatenate([[begin], cuts[(cuts > begin) & (cuts < end)], [end]])
+        lengths = np.diff(bounds)
+        ordinals = self._documents - (self._open_tokens > 0) + np.arange(len(lengths))
+        hashes = hash64(self._seed, ordinals)
+        piles = pile_of(hashes, self._state.count) if split == "train" else np.zeros_like(ordinals)
+        # Where each begins: after what its pile has, and gets of the pieces before.
+        order = np.argsort(piles, kind="stable")
+        before = np.cumsum(lengths[order]) - lengths[order]
+        is_first = np.concatenate([[True], np.diff(piles[order]) > 0])
+        before -= np.maximum.accumulate(np.where(is_first, before, 0))
+        offsets = np.empty_like(before)
+        offsets[order] = self._tokens[piles[order]] + before
+        self._tokens += np.bincount(piles, lengths, len(self._tokens)).astype(np.int64)
+        whole = lengths.copy()
+        whole[0] += self._open_tokens
+        self._documents = int(ordinals[-1]) + 1
+        self._listed.append(Listed(hashes, whole, piles))
+        self._open_tokens = 0
+        if not ends_document:
+            self._listed[-1] = Listed(hashes[:-1], whole[:-1], piles[:-1])
+            self._open_tokens, self._open_pile = int(whole[-1]), int(piles[-1])
+        return Pieces(bounds, piles, offsets)
+
+    def end(self) -> None:
+        """Note that the stream ends. Where EOTs come last, a document that --max-tokens has cut has none, and is left
+        out: it would run into the one after it."""
+        if self._eot_first:
+            self._end_open()
+        self._open_tokens = 0
+
+    def _end_open(self) -> None:
+        """The document that has begun ends here."""
+        if self._open_tokens:
+            hashes = hash64(self._seed, np.array([self._documents - 1]))
+            self._listed.append(Listed(hashes, np.array([self._open_tokens]), np.array([self._open_pile])))
+        self._open_tokens = 0
+
+    def state(self, end: Cursors, taken: tuple[Taken, ...], counts: Counts) -> PileState:
+        """Return how far it is, but for the list."""
+        tokens = tuple(self._tokens.tolist())
+        return replace(
+            self._state, end=end, tokens=tokens, taken=taken, counts=counts, documents=self._documents,
+            open_tokens=self._open_tokens, open_pile=self._open_pile,
+        )  # fmt: skip
+
+    @property
+    def listed(self) -> int:
+        """How many documents have ended since the last `take_listed`."""
+        return sum(len(one.hashes) for one in self._listed)
+
+    def take_listed(self) -> Listed:
+        """Return the documents that have ended since the last call."""
+        listed, self._listed = self._listed, []
+        return join_lists(listed)
+
+
+def join_lists(lists: Sequence[Listed]) -> Listed:
+    hashes, nothing = np.empty(0, np.uint64), np.empty(0, np.int64)
+    return Listed(
+        np.concatenate([hashes, *(one.hashes for one in lists)]),
+        np.concatenate([nothing, *(one.lengths for one in lists)]),
+        np.concatenate([nothing, *(one.piles for one in lists)]),
+    )

@@ -1,0 +1,208 @@
+"""The first pass of a shuffle: say which bytes of which pile the tokens of the stream belong to, and record how far it
+is.
+
+A checkpoint waits until everything before it is written, has all piles made durable by the data plane, adds the
+documents that have ended to the list, and saves the manifest with the length of each file. So after a crash the pass
+continues there, and what was written after it is cut off.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fineweb_shards.executors.base import DataPlane
+from fineweb_shards.formats.piles import append_to_list, hash_file, list_path
+from fineweb_shards.store.manifest import Manifest, ManifestFile
+from fineweb_shards.store.pile_files import PileWork, prepare_piles, sizes_of
+from fineweb_shards.store.store import OutputSpec
+from fineweb_shards.stream.packer import PackedTotals, Packer
+from fineweb_shards.stream.section import Section
+from fineweb_shards.stream.shuffle import Listed, PileState, Shuffler
+from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.system.durable import output_errors
+from fineweb_shards.system.retry import Disk
+from fineweb_shards.types import Cursors, Placement, ShardSlice
+
+# Tokens between two checkpoints: a few seconds of work. Making many piles durable takes a while.
+_CHECKPOINT_TOKENS = 100_000_000
+_TOKENS_PER_PILE = 2**18
+_MOST_LISTED = 2**20  # documents that wait for a checkpoint
+
+
+def make_pile_packer(spec: OutputSpec, state: PileState, max_tokens: int | None) -> Packer:
+    """Return the packer of the first pass, for its checkpoints: it only tells validation from training where that is
+    decided by files."""
+    val, train = state.tokens[0], sum(state.tokens[1:])
+    every = min(_CHECKPOINT_TOKENS, max(spec.shard_tokens, state.count * _TOKENS_PER_PILE))
+    return Packer(
+        every,
+        split_rule=SplitRule(val_files=spec.split_rule.val_files),
+        one_file=True,
+        eot_first=spec.layout.eot_first,
+        done=PackedTotals(val, train, state.documents),
+        starts=state.end,
+        taken=state.taken,
+        max_tokens=None if max_tokens is None else max_tokens - val - train,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """What to record once the first `after` placements are written, and the piles durable."""
+
+    state: PileState
+    listed: Listed
+    after: int
+    syncs: list[Future[str]]
+
+
+class PileOutput:
+    """Places the documents of a stream into piles. Everything that the manifest records is durable."""
+
+    def __init__(
+        self,
+        spec: OutputSpec,
+        folder: Path,
+        manifest: Manifest,
+        plane: DataPlane,
+        disk: Disk,
+        add_totals: Callable[[Manifest], Manifest],
+        on_record: Callable[[Cursors], None],
+    ) -> None:
+        assert manifest.piles is not None, "the manifest of a shuffle has its piles"
+        self.manifest = manifest
+        self._spec = spec
+        self._folder = folder
+        self._plane = plane
+        self._disk = disk
+        self._add_totals = add_totals
+        self._on_record = on_record
+        self._manifest_file = ManifestFile(spec.store)
+        self._shuffler = Shuffler(manifest.settings["shuffle"], manifest.piles, eot_first=spec.layout.eot_first)
+        self._writes: deque[Future[None]] = deque()  # of placements, in order, that may not be written yet
+        self._placed = 0  # placements
+        self._checkpoints: deque[_Checkpoint] = deque()
+        self._counts, self._end, self._taken = manifest.piles.counts, manifest.piles.end, manifest.piles.taken
+        sizes = sizes_of(folder, manifest.piles, spec.shard_format)
+        disk.attempt(lambda: prepare_piles(sizes))
+
+    def add(self, section: Section, slices: Iterable[ShardSlice]) -> None:
+        """Place a section, given the slices that it is cut into, one after the other."""
+        of_block: dict[int, list[Placement]] = {}
+        begin = 0
+        for part in slices:
+            self._counts += part.counts
+            self._end, self._taken = part.end, part.taken
+            if part.tokens:
+                for holder, placement in self._place(section, begin, part):
+                    of_block.setdefault(holder, []).append(placement)
+                begin += part.tokens
+            if part.checkpoint:
+                self._write(section, of_block, whole=False)
+                of_block = {}
+                self._begin_checkpoint()
+        self._write(section, of_block, whole=True)
+        if self._shuffler.listed >= _MOST_LISTED:
+            self._begin_checkpoint()
+        self._settle(1)
+
+    def _place(self, section: Section, begin: int, part: ShardSlice) -> list[tuple[int, Placement]]:
+        """Return where the tokens of a slice belong, which begins with token `begin` of its section: a placement for
+        each block, with its number."""
+        pieces = self._shuffler.assign(section.eots, begin, begin + part.tokens, part.split)
+        ranges, holders = section.find(np.stack([pieces.bounds[:-1], pieces.bounds[1:]], 1))
+        lengths = ranges[:, 1] - ranges[:, 0]
+        piles, places = pieces.place(begin + np.cumsum(lengths) - lengths)
+        offsets = self._spec.shard_format.size_bytes(places)
+        path = str(self._folder)
+        if len(section.blocks) == 1:  # without a mix
+            return [(0, Placement(path, offsets, ranges, piles))]
+        order = np.argsort(holders, kind="stable")
+        sorted_holders = holders[order]
+        rows = np.split(order, np.flatnonzero(np.diff(sorted_holders)) + 1)
+        return [(int(holders[one[0]]), Placement(path, offsets[one], ranges[one], piles[one])) for one in rows]
+
+    def _write(self, section: Section, of_block: dict[int, list[Placement]], *, whole: bool) -> None:
+        """Have these written; if that is the `whole` section, nothing more will be of the blocks that end in it."""
+        for number, block in enumerate(section.blocks):
+            own, last = of_block.get(number, []), whole and number in section.finished
+            if own or last:
+                self._writes.extend(self._plane.place(block.tokens, own, last=last))
+                self._placed += len(own)
+
+    def _begin_checkpoint(self) -> None:
+        state = self._shuffler.state(self._end, self._taken, self._counts)
+        self._checkpoints.append(_Checkpoint(state, self._shuffler.take_listed(), self._placed, []))
+
+    def advance(self) -> None:
+        """Do what can be done without waiting."""
+        while self._writes and self._writes[0].done():
+            self._writes[0].result()
+            self._writes.popleft()
+        while self._checkpoints:
+            first = self._checkpoints[0]
+            if first.after > self._placed - len(self._writes):
+                return
+            if not first.syncs:
+                self._spec.store.check_lock()
+                sizes = [(n, self._spec.shard_format.size_bytes(tokens)) for n, tokens in enumerate(first.state.tokens)]
+                shares = max(1, self._plane.workers)
+                works = [PileWork(self._folder, tuple(sizes[one::shares])) for one in range(min(shares, len(sizes)))]
+                first.syncs.extend([self._plane.seal(work) for work in works])
+            if not all(sync.done() for sync in first.syncs):
+                return
+            for sync in first.syncs:
+                sync.result()
+            self._record(first)
+            self._checkpoints.popleft()
+
+    def _record(self, checkpoint: _Checkpoint) -> None:
+        """Add what has ended to the list, and save the manifest."""
+        before, listed = self.manifest.piles, checkpoint.listed
+        assert before is not None
+        path, end = list_path(self._folder), before.list_bytes
+        if len(listed.hashes):
+
+            def append() -> int:
+                columns = listed.hashes, listed.lengths, listed.piles
+                with output_errors(path):
+                    return append_to_list(path, before.list_bytes, len(before.tokens), *columns)
+
+            end = self._disk.attempt(append)
+        self._save(replace(checkpoint.state, list_bytes=end))
+        self._on_record(checkpoint.state.end)
+
+    def _save(self, state: PileState) -> None:
+        self._spec.store.check_lock()
+        self.manifest = self._add_totals(replace(self.manifest, piles=state))
+        self._disk.attempt(lambda: self._manifest_file.save(self.manifest))
+
+    def _settle(self, most: int) -> None:
+        """Wait until at most `most` checkpoints are left."""
+        self.advance()
+        while len(self._checkpoints) > most:
+            for sync in self._checkpoints[0].syncs:
+                self._plane.wait(sync)
+            if not self._checkpoints[0].syncs:
+                self._plane.wait(self._writes[0])
+            self.advance()
+
+    def finish(self) -> Manifest:
+        """Record the end of the pass, with the hash of each file."""
+        self._shuffler.end()
+        self._begin_checkpoint()
+        self._settle(0)
+        state, width = self.manifest.piles, self._spec.shard_format.size_bytes(1)
+        assert state is not None
+        works = [PileWork(self._folder, ((n, tokens * width),), hashed=True) for n, tokens in enumerate(state.tokens)]
+        hashes = [self._plane.wait(seal) for seal in [self._plane.seal(work) for work in works]]
+        with output_errors(self._folder):
+            hashes.append(hash_file(list_path(self._folder), state.list_bytes))
+        self._save(replace(state, sha256=tuple(hashes)))
+        return self.manifest
