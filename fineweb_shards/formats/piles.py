@@ -41,32 +41,32 @@ def list_path(folder: Path) -> Path:
     return folder / "documents"
 
 
-def hash_file(path: Path, size_bytes: int) -> str:
+def digest_of(path: Path, size_bytes: int) -> hashlib._Hash:
     """Return the SHA-256 of the beginning of a file; of a shorter one, of what there is."""
     digest = hashlib.sha256()
     with open_own(path, "rb") as file:
         while size_bytes and (block := file.read(min(size_bytes, _READ_BYTES))):
             size_bytes -= len(block)
             digest.update(block)
-    return digest.hexdigest()
+    return digest
 
 
-def append_to_list(
-    path: Path, position: int, count: int, hashes: NDArray[np.uint64], lengths: Positions, piles: Positions
-) -> int:
-    """Add documents of `count` piles to the list, durably, at a position, which may be before its end; return where it
-    ends now."""
+def list_block(count: int, hashes: NDArray[np.uint64], lengths: Positions, piles: Positions) -> bytes:
+    """Return the next block of the list, of documents of `count` piles."""
     order = np.argsort(piles, kind="stable")
     begins = np.searchsorted(piles[order], np.arange(count + 1))
     entries = np.stack([hashes, lengths.astype(np.uint64)], 1)[order]
-    data = begins.astype("<i8").tobytes() + entries.astype("<u8").tobytes()
+    return begins.astype("<i8").tobytes() + entries.astype("<u8").tobytes()
+
+
+def append_to_list(path: Path, position: int, block: bytes) -> None:
+    """Write a block of the list durably, at a position, and cut off what comes after it."""
     with open_own(path, "r+b") as file:
         file.seek(position)
-        file.write(data)
+        file.write(block)
         file.truncate()
         file.flush()
         os.fsync(file.fileno())
-    return position + len(data)
 
 
 def read_list(path: Path, number: int, count: int) -> tuple[NDArray[np.uint64], Positions]:
@@ -139,7 +139,7 @@ class PilesFormat(Format):
         """Raise DamageError if a pile is not what was written. It is removed, so that the next run makes all again."""
         path = Path(file.path)
         with output_errors(path):
-            sound = hash_file(path, file.size_bytes) == file.content_hash
+            sound = digest_of(path, file.size_bytes).hexdigest() == file.content_hash
         if not sound:
             path.unlink()
             raise DamageError(

@@ -180,7 +180,13 @@ def _build_rest(
                 # Workers take a second or two to start; meanwhile the plan is made.
                 result = run(job, announce_plan(job, manifest, progress), executor, progress)
         else:
-            result = _run_passes(job, manifest, monitor, progress)
+
+            def open_executor(one: Job) -> Executor:
+                if one is not job:
+                    monitor.executor, monitor.is_remote = _make_executor(one, manifest, progress), False
+                return monitor.executor
+
+            result = run_passes(job, manifest, open_executor, progress, lambda one: announce_plan(job, one, progress))
         if not job.config.verify:
             when_done()
         seconds = progress.seconds
@@ -198,17 +204,23 @@ def _build_rest(
     return Outcome(job, result, made, new_tokens, seconds, history.runs[-1])
 
 
-def _run_passes(job: Job, manifest: Manifest, monitor: Monitor, progress: Progress) -> Manifest:
-    """Run a build with --shuffle; return the final manifest. Each pass has workers of its own."""
+def run_passes(
+    job: Job,
+    manifest: Manifest,
+    open_executor: Callable[[Job], Executor],
+    progress: Progress,
+    announce: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+) -> Manifest:
+    """Run a build with --shuffle; return the final manifest. Each pass has an executor of its own; while the first one
+    of this run starts, the plan is announced."""
     begun = manifest = find_piles(job, manifest, progress)
     if manifest.piles is None or not manifest.piles.ended:
-        with monitor.executor as executor:
-            manifest = make_piles(job, announce_plan(job, manifest, progress), executor, progress)
+        with open_executor(job) as executor:
+            manifest = make_piles(job, announce(manifest), executor, progress)
     second = second_pass(job, manifest)
-    monitor.executor, monitor.is_remote = _make_executor(second, manifest, progress), False
-    with monitor.executor as executor:
+    with open_executor(second) as executor:
         if begun.piles == manifest.piles:
-            manifest = announce_plan(job, manifest, progress)
+            manifest = announce(manifest)
         assert manifest.piles is not None
         total = Total(sum(manifest.piles.tokens), exact=True)
         progress.begin_second_pass(total, second.source.share_before, manifest)

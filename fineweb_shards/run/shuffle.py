@@ -18,7 +18,7 @@ from pathlib import Path
 from fineweb_shards.events import Event
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.formats.base import PileSettings, ReadSettings
-from fineweb_shards.formats.piles import hash_file, pile_name
+from fineweb_shards.formats.piles import digest_of, pile_name
 from fineweb_shards.formats.registry import PILES
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
@@ -77,7 +77,7 @@ def _find_lost(job: Job, manifest: Manifest, state: PileState) -> Path | None:
             return path
     path, size = sizes[-1]
     with output_errors(path):
-        return path if state.ended and hash_file(path, size) != state.sha256[-1] else None
+        return path if size and digest_of(path, size).hexdigest() != state.list_sha256 else None
 
 
 def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progress) -> Manifest:
@@ -142,7 +142,7 @@ def second_pass(job: Job, manifest: Manifest) -> Job:
             for_validation=has_val and number == 0,
             place=SCRATCH,
         )
-        for number, (tokens, sha256) in enumerate(zip(state.tokens, state.sha256, strict=False))
+        for number, (tokens, sha256) in enumerate(zip(state.tokens, state.sha256, strict=True))
     )
     output = dataclasses.replace(spec, split_rule=SplitRule(val_files=(1,))) if has_val else spec
     return dataclasses.replace(job, config=plain, output=output, source=Parts((open_source(files, settings),)))

@@ -83,7 +83,7 @@ class Running:
             if mixer is None:
                 yield map(Section.of, blocks)
             else:
-                yield mix(_note_ends(blocks, mixer, job, self.progress), mixer)
+                yield mix(_note_ends(blocks, mixer, job, self.begun, self.progress), mixer)
 
 
 def report_problems(
@@ -130,7 +130,9 @@ def choose_listing(
     return min(lanes, key=expected_key), False
 
 
-def _note_ends(blocks: Iterable[TokenBlock], mixer: Mixer, job: Job, progress: Progress) -> Iterator[TokenBlock]:
+def _note_ends(
+    blocks: Iterable[TokenBlock], mixer: Mixer, job: Job, begun: Manifest, progress: Progress
+) -> Iterator[TokenBlock]:
     """Pass blocks on to a mix; where a part has no more documents, let its cursor say so. That is told, on the screen
     only if the plan had expected more: then the mix will be another one."""
     for block in blocks:
@@ -138,7 +140,7 @@ def _note_ends(blocks: Iterable[TokenBlock], mixer: Mixer, job: Job, progress: P
             yield block
             continue
         tokens, planned = mixer.known_tokens[block.part], progress.planned_tokens[block.part : block.part + 1]
-        text = f"part {block.part + 1} ({progress.parts[block.part].label}) has run out after {tokens:,} tokens"
+        text = f"part {block.part + 1} ({begun.parts[block.part].label}) has run out after {tokens:,} tokens"
         is_early = any(one is not None and tokens < _EARLY_SHARE * one for one in planned)
         if is_early:
             text += f"; about {show_count(planned[0] or 0)} were planned"

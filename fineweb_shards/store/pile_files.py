@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from fineweb_shards.events import Observer
-from fineweb_shards.formats.piles import hash_file, list_path, pile_name
+from fineweb_shards.formats.piles import digest_of, list_path, pile_name
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.shard_files import seal_segment
 from fineweb_shards.store.store import Segment, Store
@@ -39,7 +39,7 @@ def seal(
         path = work.path / pile_name(number)
         if work.hashed:
             with output_errors(path):
-                sha256 = hash_file(path, size_bytes)
+                sha256 = digest_of(path, size_bytes).hexdigest()
         else:
             disk.attempt(partial(_sync, path))
     return sha256

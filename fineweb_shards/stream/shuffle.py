@@ -61,8 +61,9 @@ class PileState:
     open_tokens: int = 0  # so far of the last one, which is not in the list yet; 0: it has ended
     open_pile: int = 0  # to which that one belongs
     list_bytes: int = 0
+    list_sha256: str = ""
     counts: Counts = _NO_COUNTS  # of the input up to `end`
-    sha256: tuple[str, ...] = ()  # of each pile, and of the list at last, once the pass has ended
+    sha256: tuple[str, ...] = ()  # of each pile, once the pass has ended
 
     @classmethod
     def beginning(cls, count: int, starts: Cursors, taken: tuple[Taken, ...] = ()) -> PileState:

@@ -120,7 +120,7 @@ class Progress(Observer):
         self.total = Total(None)
         self.planned_tokens: Sequence[int | None] = ()
         self._log = log
-        self.parts = begun.parts if begun else ()
+        self._parts = begun.parts if begun else ()
         self._places: Cursors = begun.end if begun else ()
         self._mixed = begun.mixed if begun else ((), ())  # how much was taken of each part of the input, up to where
         self._read_share: ReadShare = lambda places: None
@@ -177,7 +177,7 @@ class Progress(Observer):
     @property
     def shares(self) -> tuple[PartShare, ...]:
         """What a mix has taken from its parts so far; nothing if it is none."""
-        return find_shares(self.parts, *self._mixed)
+        return find_shares(self._parts, *self._mixed)
 
     @property
     def begun(self) -> bool:

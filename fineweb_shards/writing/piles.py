@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fineweb_shards.executors.base import DataPlane
-from fineweb_shards.formats.piles import append_to_list, hash_file, list_path
+from fineweb_shards.formats.piles import append_to_list, digest_of, list_block, list_path
 from fineweb_shards.store.manifest import Manifest, ManifestFile
 from fineweb_shards.store.pile_files import PileWork, prepare_piles, sizes_of
 from fineweb_shards.store.store import OutputSpec
@@ -91,6 +91,8 @@ class PileOutput:
         self._counts, self._end, self._taken = manifest.piles.counts, manifest.piles.end, manifest.piles.taken
         sizes = sizes_of(folder, manifest.piles, spec.shard_format)
         disk.attempt(lambda: prepare_piles(sizes))
+        with output_errors(folder):
+            self._list_digest = digest_of(list_path(folder), manifest.piles.list_bytes)
 
     def add(self, section: Section, slices: Iterable[ShardSlice]) -> None:
         """Place a section, given the slices that it is cut into, one after the other."""
@@ -166,16 +168,18 @@ class PileOutput:
         """Add what has ended to the list, and save the manifest."""
         before, listed = self.manifest.piles, checkpoint.listed
         assert before is not None
-        path, end = list_path(self._folder), before.list_bytes
+        state, path = replace(checkpoint.state, list_bytes=before.list_bytes), list_path(self._folder)
         if len(listed.hashes):
+            data = list_block(len(before.tokens), listed.hashes, listed.lengths, listed.piles)
 
-            def append() -> int:
-                columns = listed.hashes, listed.lengths, listed.piles
+            def append() -> None:
                 with output_errors(path):
-                    return append_to_list(path, before.list_bytes, len(before.tokens), *columns)
+                    append_to_list(path, before.list_bytes, data)
 
-            end = self._disk.attempt(append)
-        self._save(replace(checkpoint.state, list_bytes=end))
+            self._disk.attempt(append)
+            self._list_digest.update(data)
+            state = replace(state, list_bytes=before.list_bytes + len(data))
+        self._save(replace(state, list_sha256=self._list_digest.hexdigest()))
         self._on_record(checkpoint.state.end)
 
     def _save(self, state: PileState) -> None:
@@ -202,7 +206,5 @@ class PileOutput:
         assert state is not None
         works = [PileWork(self._folder, ((n, tokens * width),), hashed=True) for n, tokens in enumerate(state.tokens)]
         hashes = [self._plane.wait(seal) for seal in [self._plane.seal(work) for work in works]]
-        with output_errors(self._folder):
-            hashes.append(hash_file(list_path(self._folder), state.list_bytes))
         self._save(replace(state, sha256=tuple(hashes)))
         return self.manifest

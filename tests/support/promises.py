@@ -50,6 +50,7 @@ PROMISES = (
     "a bucket never shows half a shard; only one writer wins",
     "a build from Python leaves the process as it was",
     "a mix is that of a plain loop",
+    "a shuffle is a plain sort",
 )
 
 Measure = Callable[[float], AbstractContextManager[None]]

@@ -19,7 +19,7 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.run.build import run
+from fineweb_shards.run.build import run, run_passes
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.export import export as export_shards
 from fineweb_shards.run.export import make_export_job, open_export_source
@@ -97,6 +97,10 @@ def build_job(job: Job) -> Manifest:
         plane = AtOncePlane(store, job.output.shard_format, disk)
         encode = encoder_of(job)
         with contextlib.closing(plane):
+            if job.config.shuffle is not None:
+                return run_passes(
+                    job, manifest, lambda one: InlineExecutor(one.source, encoder_of(one), plane), progress
+                )
             return run(job, manifest, InlineExecutor(job.source, encode, plane), progress)
 
 
