@@ -44,6 +44,8 @@ class OutputSettings(TypedDict, total=False):
     shard_tokens: int | str
     max_tokens: int | str
     mix_until: Literal["first-exhausted", "all-exhausted"]
+    shuffle: int
+    scratch: AnyPath
     val_tokens: int | str
     val_documents: int | str
     val_ratio: float | str
@@ -75,11 +77,9 @@ class Settings(OutputSettings, total=False):
     min_tokens: int | str
     max_document_tokens: int | str
     separator: str
-    shuffle: int
     tokenizer: AnyPath
     pattern: str
     eot: str | int
-    scratch: AnyPath
     val_input: AnyPath | Sequence[AnyPath]
     workers: int
     executor: Literal["local", "ray"]

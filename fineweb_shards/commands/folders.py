@@ -30,7 +30,7 @@ from fineweb_shards.watching.status import folder_values, read_status, show_stat
 
 EXPORT_SETTINGS = (
     "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "gpus", "index", "verify",
-    "mix_until", "max_tokens",
+    "mix_until", "max_tokens", "shuffle", "scratch",
 )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def run_export(options: argparse.Namespace) -> None:
     screen = LineScreen()
     interrupts.on_stop = screen.say_stopping
     observer = WaitsOnScreen(screen)
-    if options.mix:
+    if config.parts:
         sources = [open_export_source(read_store(part.input[0])) for part in config.part_configs]
         job = make_mix_job(sources, config, observer)
     else:
@@ -183,9 +183,12 @@ def _export_config(options: argparse.Namespace) -> Config:
             f"--mix {folder}: there is nothing to mix it with.", "Name the others by --mix, or copy it without --mix."
         )
     for name in ("mix_until", "max_tokens"):
-        if not parts and given[name] is not None:
+        is_used = parts or (name == "max_tokens" and given["shuffle"] is not None)
+        if given[name] is not None and not is_used:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} {given[name]}: it is about a mix.", "Name its folders by --mix, or leave it out.")
+    if not parts and given["shuffle"] is not None:  # a single part, which is not divided
+        parts = [{"input": (options.folder.location,)}]
     config = load_config(None, {**given, "parts": parts or None})
     config.check()
     return config

@@ -213,7 +213,7 @@ def run_passes(
 ) -> Manifest:
     """Run a build with --shuffle; return the final manifest. Each pass has an executor of its own; while the first one
     of this run starts, the plan is announced."""
-    begun = manifest = find_piles(job, manifest, progress)
+    begun = manifest = find_piles(job.output, job.config.pile_folder, manifest, progress)
     if manifest.piles is None or not manifest.piles.ended:
         with open_executor(job) as executor:
             manifest = make_piles(job, announce(manifest), executor, progress)

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import getitem
 from typing import Any
@@ -22,12 +22,13 @@ from tqdm import tqdm
 import fineweb_shards
 from fineweb_shards.errors import ChangedError, DiskFullError, InputError, UsageError
 from fineweb_shards.events import Observer
-from fineweb_shards.executors.base import InProcessPlane
+from fineweb_shards.executors.base import DataPlane, InProcessPlane
 from fineweb_shards.layouts.base import ShardFormat, choose_digits, tokens_of
 from fineweb_shards.reading.verify import read_stream
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.run.output_text import stray_warnings, training_error
+from fineweb_shards.run.shuffle import begin_piles, find_piles, pile_source, read_piles, remove_piles, second_spec
 from fineweb_shards.store.cleanup import (
     holds_shards,
     refuse_planted_files,
@@ -46,12 +47,13 @@ from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.definition import copy_definition
-from fineweb_shards.types import Counts, Cursor, ShardSlice, Split, TokenBlock
+from fineweb_shards.types import Counts, Cursor, Cursors, ShardRecord, ShardSlice, Split, TokenBlock
 from fineweb_shards.units import show_bytes
+from fineweb_shards.writing.piles import PileOutput, make_pile_packer
 from fineweb_shards.writing.placement import Output, begin_output, make_packer, shards_at_once
 
 # The settings that an export may change; all others describe the documents, and are kept.
-OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard")
+OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "shuffle")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +176,7 @@ def export(
         manifest = _open_manifest(job)
         if manifest.complete:
             tidy_finished(spec.store, manifest)
+            remove_piles(config.pile_folder)
             return Exported(spec, manifest, 0, 0.0)
         refuse_planted_files(spec.store, index=manifest.index)
         documents = sum(source.manifest.documents for source in job.sources)
@@ -190,6 +193,7 @@ def export(
             )
         for warning in stray_warnings(spec.store, spec.layout):
             say(f"{'WARNING':<10} {warning}")
+        manifest = find_piles(spec, config.pile_folder, manifest, observer)
         begin = time.monotonic()
         result = _write(job, config, manifest, Disk(spec.folder, config.max_outage, observer))
         return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
@@ -222,7 +226,9 @@ def _check_same_export(before: Manifest, now: Manifest) -> None:
                     f"Part {number} ({new.label}): its shards are not those that this mix was begun with.",
                     "Name the same folders in the same order, another --out, or start over with --fresh.",
                 )
-    settings = {**now.settings, "max_tokens": before.settings["max_tokens"]}  # see `move_limit`
+    settings = dict(now.settings)
+    if not before.is_shuffled:  # else it decides what is shuffled
+        settings["max_tokens"] = before.settings["max_tokens"]  # see `move_limit`
     check_settings(before, dataclasses.replace(now, settings=settings), Config().fingerprint())
 
 
@@ -231,21 +237,73 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk) -> Ma
     spec = job.spec
     disk.attempt(lambda: begin_output(spec.store, manifest))
     copy_definition(spec.vocabulary, spec.folder / WORK_FOLDER)
-    packer = make_packer(spec, manifest, job.limit_tokens)
     plane = InProcessPlane(spec.store, spec.shard_format, disk)
-    size_bytes = spec.shard_format.size_bytes
+    passes = 1 if config.shuffle is None else 2
+    size_bytes, piled = spec.shard_format.size_bytes, sum(manifest.piles.tokens) if manifest.piles else 0
     with (
         tqdm(
-            total=size_bytes(job.tokens), initial=size_bytes(manifest.tokens), unit="B",
+            total=passes * size_bytes(job.tokens), initial=size_bytes(manifest.tokens + piled), unit="B",
             unit_scale=True, disable=None,  # no bar outside a terminal
         ) as bar,
         contextlib.closing(plane),
-        Output(spec, manifest, plane, disk) as output,
     ):  # fmt: skip
-        for section in job.read(manifest):
+
+        def advance(tokens: int) -> None:
+            bar.update(size_bytes(tokens))
+
+        if config.shuffle is None:
+            return _write_shards(spec, config, manifest, job.read(manifest), job.limit_tokens, plane, disk, advance)
+        if manifest.piles is None or not manifest.piles.ended:
+            manifest = _write_piles(job, config, manifest, plane, disk, advance)
+        source, second = pile_source(spec, config, manifest), second_spec(spec)
+        sections = read_piles(source, second, manifest.end)
+        manifest = _write_shards(
+            second, config, manifest, sections, None, plane, disk, advance, lambda _, end: source.release_before(end)
+        )
+        remove_piles(config.pile_folder)
+        return manifest
+
+
+def _write_piles(
+    job: ExportJob,
+    config: Config,
+    manifest: Manifest,
+    plane: DataPlane,
+    disk: Disk,
+    advance: Callable[[int], None],
+) -> Manifest:
+    """Make the first pass of a shuffle, and return the manifest with its piles."""
+    if manifest.piles is None:
+        manifest = begin_piles(job.spec, manifest, job.tokens)
+    assert manifest.piles is not None
+    packer = make_pile_packer(job.spec, manifest.piles, job.limit_tokens)
+    output = PileOutput(job.spec, config.pile_folder, manifest, plane, disk)
+    for section in job.read(manifest) if not packer.ended else ():
+        slices = list(packer.pack(section))
+        output.add(section, slices)
+        advance(sum(part.tokens for part in slices))
+        if packer.ended:
+            break
+    return output.finish()
+
+
+def _write_shards(
+    spec: OutputSpec,
+    config: Config,
+    manifest: Manifest,
+    sections: Iterator[Section],
+    limit_tokens: int | None,
+    plane: DataPlane,
+    disk: Disk,
+    advance: Callable[[int], None],
+    on_record: Callable[[Sequence[ShardRecord], Cursors], None] = lambda records, end: None,
+) -> Manifest:
+    packer = make_packer(spec, manifest, limit_tokens)
+    with Output(spec, manifest, plane, disk, on_record=on_record) as output:
+        for section in sections:
             slices = list(packer.pack(section))  # without tokens after the limit
             output.add(*_gather(section, slices, spec.shard_format))
-            bar.update(size_bytes(sum(part.tokens for part in slices)))
+            advance(sum(part.tokens for part in slices))
             if packer.ended and manifest.mix:  # else what is left has counts
                 break
         if error := training_error(spec, config, packer.first_segment_tokens):
@@ -274,7 +332,7 @@ def _gather(section: Section, slices: list[ShardSlice], shard_format: ShardForma
 
 def _sections(source: ExportSource, manifest: Manifest) -> Iterator[Section]:
     """Yield the stream of one folder, from where a manifest ends."""
-    end = manifest.end[0]
+    end = manifest.input_end[0]
     return map(Section.of, _blocks(source, end.position + end.skip_tokens, eot_first=manifest.layout.eot_first))
 
 

@@ -1,4 +1,5 @@
-"""`export --mix`: mix the documents of finished folders by tokens (stream/mix.py), without tokenizing again.
+"""`export --mix` and `--shuffle`: mix the documents of finished folders by tokens (stream/mix.py), or put all of them
+into a random order (run/shuffle.py), without tokenizing again.
 
 Each folder is a part of the input, and its shards are the files. A cursor has the number of the first file of what is
 read: those for validation or, once for each epoch, the others. Its position counts their tokens.
@@ -45,8 +46,7 @@ from fineweb_shards.types import Counts, Cursor, EncodedBlock, Split
 def make_mix_job(sources: Sequence[ExportSource], config: Config, observer: Observer) -> ExportJob:
     """Return what the export of a mix writes: of a folder for each part of the settings."""
     manifests = [source.manifest for source in sources]
-    vocabulary, rule = manifests[0].vocabulary, config.mix
-    assert rule is not None, "every part has a weight"
+    vocabulary = manifests[0].vocabulary
     if config.shard_tokens is None:
         config = dataclasses.replace(config, shard_tokens=manifests[0].settings["shard_tokens"])
     keeps_val = all(getattr(config, name) is None for name in VAL_SETTINGS)
@@ -63,7 +63,7 @@ def make_mix_job(sources: Sequence[ExportSource], config: Config, observer: Obse
     val_files = tuple(map(_count_val_files, parts))
     if any(val_files):
         spec = dataclasses.replace(spec, split_rule=SplitRule(val_files=val_files))
-    forecast = forecast_parts(rule, available, config.max_tokens, before=val_tokens)
+    forecast = forecast_parts(config.mix, available, config.max_tokens, before=val_tokens)
     tokens = val_tokens + sum(filter(None, forecast.taken))
     settings, _ = divide_settings(config.fingerprint())
     new = Manifest(
@@ -114,12 +114,15 @@ def _count_val_files(part: InputPart) -> int:
 
 def _sections(sources: Sequence[ExportSource], manifest: Manifest) -> Iterator[Section]:
     """Yield the mix from where a manifest ends. Only what is needed next is read."""
-    rule, starts, eot_first = manifest.mix, manifest.end, manifest.layout.eot_first
-    assert rule is not None, "it is the manifest of a mix"
-    taken = [one.tokens for one in manifest.taken]
-    mixer = Mixer(rule, starts, taken, eot_first=eot_first, val_files=manifest.split_rule.val_files)
+    rule, starts, eot_first = manifest.mix, manifest.input_end, manifest.layout.eot_first
     parts = enumerate(zip(sources, manifest.parts, starts, strict=True))
     readers = [_part_blocks(source, part, number, start, eot_first) for number, (source, part, start) in parts]
+    if rule is None:  # of one folder, to shuffle it
+        (blocks,) = readers
+        return map(Section.of, add_cursors(blocks, starts))
+    val_files = tuple(map(_count_val_files, manifest.parts))
+    taken, _ = manifest.mixed
+    mixer = Mixer(rule, starts, [one.tokens for one in taken], eot_first=eot_first, val_files=val_files)
 
     def needed() -> Iterator[EncodedBlock]:
         while True:

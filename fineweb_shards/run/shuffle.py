@@ -10,12 +10,12 @@ same piles; finished shards are kept.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from fineweb_shards.events import Event
+from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.formats.base import PileSettings, ReadSettings
 from fineweb_shards.formats.piles import digest_of, pile_name
@@ -27,11 +27,15 @@ from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.storage.place import SCRATCH, InputFile
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.pile_files import sizes_of
+from fineweb_shards.store.store import OutputSpec
+from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.shuffle import MOST_PILES, PileState
 from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.stream.stitcher import add_cursors
 from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file
-from fineweb_shards.types import ShardSlice, Taken
+from fineweb_shards.tokenizers.encoder import TokenJoiner
+from fineweb_shards.types import Cursors, ShardSlice, Taken
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.writing.piles import PileOutput, make_pile_packer
 from fineweb_shards.writing.placement import begin_output
@@ -52,26 +56,32 @@ def choose_count(expected_bytes: int | None) -> int:
     return min(MOST_PILES, max(1, -(-expected_bytes // PILE_BYTES)))
 
 
-def find_piles(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
+def find_piles(spec: OutputSpec, folder: Path, manifest: Manifest, observer: Observer) -> Manifest:
     """Return the manifest with the piles as they are: if any of them is missing that is still needed, the first pass
     begins anew. Where it has not begun, there are none."""
     state = manifest.piles
-    if state is None or (lost := _find_lost(job, manifest, state)) is None:
+    if state is None or (lost := _find_lost(spec, folder, manifest, state)) is None:
         return manifest
-    progress.tell(Event("piles", f"{lost} is not as it was written: the first pass of the shuffle begins anew"))
+    observer.tell(Event("piles", f"{lost} is not as it was written: the first pass of the shuffle begins anew"))
     # As many: cursors of finished shards are places in them.
-    return dataclasses.replace(manifest, piles=_beginning(job, manifest, state.count))
+    return _with_piles(replace(manifest, piles=None), state.count)
 
 
-def _beginning(job: Job, manifest: Manifest, count: int) -> PileState:
+def begin_piles(spec: OutputSpec, manifest: Manifest, expected_tokens: int | None) -> Manifest:
+    """Return the manifest with piles, so many as are good for a stream of about that length; it changes no order."""
+    expected_bytes = None if expected_tokens is None else spec.shard_format.size_bytes(expected_tokens)
+    return _with_piles(manifest, choose_count(expected_bytes))
+
+
+def _with_piles(manifest: Manifest, count: int) -> Manifest:
     taken = tuple(Taken() for _ in manifest.parts) if manifest.mix else ()
-    return PileState.beginning(count, job.source.starts, taken)
+    return replace(manifest, piles=PileState.beginning(count, manifest.input_end, taken))
 
 
-def _find_lost(job: Job, manifest: Manifest, state: PileState) -> Path | None:
-    """Return a file of the first pass that is still needed, and is missing or shorter than recorded."""
-    folder, first = job.config.pile_folder, manifest.end[0].file if state.ended else 0
-    sizes = list(sizes_of(folder, state, job.output.shard_format).items())
+def _find_lost(spec: OutputSpec, folder: Path, manifest: Manifest, state: PileState) -> Path | None:
+    """Return a file of the first pass that is still needed, and is missing, or not as long as recorded."""
+    first = manifest.end[0].file if state.ended else 0
+    sizes = list(sizes_of(folder, state, spec.shard_format).items())
     for path, size in sizes[first:] if state.documents else ():
         if not is_plain_file(path) or path.stat().st_size < size:
             return path
@@ -81,19 +91,22 @@ def _find_lost(job: Job, manifest: Manifest, state: PileState) -> Path | None:
 
 
 def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progress) -> Manifest:
-    """Make the first pass, from where the manifest's piles end; return the manifest with all of them."""
-    state = manifest.piles
-    if state is None:
-        expected = progress.expected_tokens()
-        count = choose_count(None if expected is None else job.output.shard_format.size_bytes(expected))
-        state = _beginning(job, manifest, count)
-        manifest = dataclasses.replace(manifest, piles=state)
+    """Make the first pass of a build, from where the manifest's piles end; return the manifest with all of them."""
     running = Running(job, manifest, executor, progress)
+    if manifest.piles is None:
+        manifest = begin_piles(job.output, manifest, progress.expected_tokens())
+    state = manifest.piles
+    assert state is not None
     running.disk.attempt(lambda: begin_output(job.output.store, manifest))
     packer = make_pile_packer(job.output, state, job.config.max_tokens)
-    folder = job.config.pile_folder
     output = PileOutput(
-        job.output, folder, manifest, executor, running.disk, running.add_totals, job.source.release_before
+        job.output,
+        job.config.pile_folder,
+        manifest,
+        executor,
+        running.disk,
+        add_totals=running.add_totals,
+        on_record=job.source.release_before,
     )
 
     def watched(slices: Iterator[ShardSlice]) -> Iterator[ShardSlice]:
@@ -102,11 +115,10 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
             yield part
 
     with running.open_stream(state.end, state.taken, output.advance, lambda: packer.left_tokens) as sections:
-        if not packer.ended:
-            for section in sections:
-                output.add(section, watched(packer.pack(section)))
-                if packer.ended:
-                    break
+        for section in sections if not packer.ended else ():
+            output.add(section, watched(packer.pack(section)))
+            if packer.ended:
+                break
     manifest = output.finish()
     job.source.release_before(job.source.ends)
     return manifest
@@ -114,38 +126,54 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
 
 def second_pass(job: Job, manifest: Manifest) -> Job:
     """Return the job that makes shards of the piles."""
-    state, config, spec = manifest.piles, job.config, job.output
-    assert state is not None
-    plain = dataclasses.replace(
-        config, **{name: getattr(Config, name) for name in _OF_INPUT}, tokens_column="documents", val_input=()
+    plain = replace(
+        job.config, **{name: getattr(Config, name) for name in _OF_INPUT}, tokens_column="documents", val_input=()
     )
-    has_val = any(spec.split_rule.val_files)
+    source = pile_source(job.output, job.config, manifest)
+    return replace(job, config=plain, output=second_spec(job.output), source=source)
+
+
+def second_spec(spec: OutputSpec) -> OutputSpec:
+    """Return the output of the second pass: files for validation have become the first pile."""
+    return replace(spec, split_rule=SplitRule(val_files=(1,))) if any(spec.split_rule.val_files) else spec
+
+
+def pile_source(spec: OutputSpec, config: Config, manifest: Manifest) -> Parts:
+    """Return the source of the second pass."""
+    state, shard_format = manifest.piles, spec.shard_format
+    assert state is not None
     settings = ReadSettings(
         text_column="",
         separator="none",
         batch_bytes=config.batch_bytes,
         skip_bad=False,
         vocabulary=spec.vocabulary,
-        tokens_column=plain.tokens_column,
-        piles=PileSettings(len(state.tokens), spec.shard_format.read_dtype, spec.layout.eot_first),
+        tokens_column="documents",
+        piles=PileSettings(len(state.tokens), shard_format.read_dtype, spec.layout.eot_first),
     )
-    files = tuple(
+    files = [
         InputFile(
             index=number,
             path=str(config.pile_folder / pile_name(number)),
             name=f"pile {number}",
             format=PILES,
             compression=None,
-            size_bytes=spec.shard_format.size_bytes(tokens),
+            size_bytes=shard_format.size_bytes(tokens),
             mtime_ns=0,
             content_hash=sha256,
-            for_validation=has_val and number == 0,
+            for_validation=number == 0 and any(spec.split_rule.val_files),
             place=SCRATCH,
         )
         for number, (tokens, sha256) in enumerate(zip(state.tokens, state.sha256, strict=True))
-    )
-    output = dataclasses.replace(spec, split_rule=SplitRule(val_files=(1,))) if has_val else spec
-    return dataclasses.replace(job, config=plain, output=output, source=Parts((open_source(files, settings),)))
+    ]
+    return Parts((open_source(tuple(files), settings),))
+
+
+def read_piles(source: Parts, spec: OutputSpec, start: Cursors) -> Iterator[Section]:
+    """Yield the stream of the second pass, from a place in the piles on, read in this process."""
+    joiner = TokenJoiner(spec.vocabulary, eot_first=spec.layout.eot_first)
+    blocks = (joiner.join(chunk) for batch in source.batches(start) for chunk in source.chunks(batch))
+    return map(Section.of, add_cursors(blocks, start))
 
 
 def remove_piles(folder: Path) -> None:

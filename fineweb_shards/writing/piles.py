@@ -72,8 +72,8 @@ class PileOutput:
         manifest: Manifest,
         plane: DataPlane,
         disk: Disk,
-        add_totals: Callable[[Manifest], Manifest],
-        on_record: Callable[[Cursors], None],
+        add_totals: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        on_record: Callable[[Cursors], None] = lambda end: None,
     ) -> None:
         assert manifest.piles is not None, "the manifest of a shuffle has its piles"
         self.manifest = manifest
