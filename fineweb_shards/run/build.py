@@ -57,7 +57,7 @@ _STORE_COPIES = 2
 # mix counts, and the first documents may all be left out.
 _TOKENS_PER_BYTE, _GUESSED_BYTES = 0.2, 2**20
 _EARLY_SHARE = 0.9  # of what was planned: a part that has less is told of
-_FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")
+_FILTER_COUNTS = ("filtered_documents", "unknown_documents", "unsampled_documents", "short_documents", "long_documents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Outcome:
         if any(manifest.totals.get(name) for name in _FILTER_COUNTS):
             raise InputError(
                 "No document was kept, so there is no shard.",
-                "The counts above say why: change --where or the limits, and run it again.",
+                "The counts above say why: change --where, --sample or the limits, and run it again.",
             )
         raise InputError(
             "The input holds no document, so there is no shard.",
