@@ -110,7 +110,9 @@ class Source:
 
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
         """Read the documents of a batch in this process, or a sample of them."""
-        chunks = chain.from_iterable(map(self._read, batch.members or (batch,)))
+        if batch.members:
+            return chain.from_iterable(map(self.chunks, batch.members))
+        chunks = self._read(batch)
         return self.settings.sample.choose(chunks, batch.is_kept) if self.settings.sample else chunks
 
     def _read(self, batch: Batch) -> Iterator[TextChunk]:

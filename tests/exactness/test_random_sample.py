@@ -134,7 +134,7 @@ def test_documents_longer_than_batches(
     documents = make_long(63, line_end)
     documents += [documents[3], "x " * 40_000 + "1", "x " * 40_000 + "2"]
     path = tmp_path / f"a.{form}"
-    monkeypatch.setattr("fineweb_shards.formats.ranges._WINDOW_BYTES", 512)  # of a text, to find an end instead of a cut
+    monkeypatch.setattr("fineweb_shards.formats.ranges._WINDOW_BYTES", 512)  # else no text is cut
     if form == "parquet":
         monkeypatch.setattr("fineweb_shards.formats.rows._LONG_CELL_BYTES", 4375)
         write_parquet(path, documents, 20)
