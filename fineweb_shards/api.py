@@ -74,6 +74,8 @@ class Settings(OutputSettings, total=False):
     tokens_column: str
     template: str
     where: str
+    sample: float | str
+    sample_seed: int
     min_tokens: int | str
     max_document_tokens: int | str
     separator: str
@@ -115,6 +117,7 @@ class BuildResult:
     unknown_documents: int
     short_documents: int
     long_documents: int
+    unsampled_documents: int
     token_count_mismatches: int
     dropped_tokens: int
     quarantined: int

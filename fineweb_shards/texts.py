@@ -68,6 +68,12 @@ class Texts:
             i -= len(buffer.starts)
         raise IndexError("there is no text of this number")
 
+    def take(self, kept: NDArray[np.bool_]) -> Texts:
+        """Return some of the texts, without copying them."""
+        ends = np.cumsum([len(buffer.starts) for buffer in self.buffers])
+        pairs = zip(self.buffers, np.split(kept, ends[:-1]), strict=True) if self.buffers else ()
+        return Texts(*(TextBuffer(buffer.data, buffer.starts[own], buffer.ends[own]) for buffer, own in pairs))
+
     def parts(self, part_bytes: int) -> Iterator[list[str]]:
         """Yield the texts in lists of at least `part_bytes`, in order; the last may be shorter."""
         held: list[str] = []
@@ -137,6 +143,20 @@ class TokenLists:
 
     def __add__(self, other: TokenLists) -> TokenLists:
         return TokenLists(*self._parts, *other._parts)
+
+    def __iter__(self) -> Iterator[Ids]:
+        for ids, lengths in self._parts:
+            ends = np.cumsum(lengths).tolist()
+            yield from (ids[start:end] for start, end in zip([0, *ends], ends, strict=False))
+
+    def take(self, kept: NDArray[np.bool_]) -> TokenLists:
+        """Return some of the documents."""
+        parts, first = [], 0
+        for ids, lengths in self._parts:
+            own = kept[first : first + len(lengths)]
+            parts.append((ids[np.repeat(own, lengths)], lengths[own]))
+            first += len(lengths)
+        return TokenLists(*parts)
 
     @property
     def ids(self) -> Ids:

@@ -64,6 +64,7 @@ class Counts:
     unknown_documents: int = 0  # left out because a value that --where needs is missing
     short_documents: int = 0  # left out by --min-tokens
     long_documents: int = 0  # left out by --max-document-tokens
+    unsampled_documents: int = 0  # left out by --sample
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*map(operator.add, vars(self).values(), vars(other).values()))
@@ -91,6 +92,7 @@ class Batch:
     separator: str = ""  # in text: what separates documents, if it was detected and not given
     columns: tuple[str, ...] = ()  # in CSV: their names, which only the file's first line has
     payload: Payload | None = None
+    is_kept: bool | None = None  # in text: whether --sample keeps the last document, if only a part of it is here
     broken_off: bool = False  # a damaged stream ends here: the last document is incomplete
     problem: str | None = None  # why this range is left out or, if it is empty, the rest of the file
     # Of a file on the hub: where its bytes are, for a while. It holds a signature, which belongs in no log.

@@ -29,7 +29,7 @@ SETTING_GROUPS = {
         "dataset", "name", "split", "revision", "download", "keep_downloads",
     ),
     "input of several parts": ("parts", "weight", "epochs", "mix_until"),
-    "which documents": ("where", "min_tokens", "max_document_tokens", "max_tokens"),
+    "which documents": ("where", "sample", "sample_seed", "min_tokens", "max_document_tokens", "max_tokens"),
     "tokenizer": ("tokenizer", "pattern", "eot", "engine", "seed"),
     "output": ("out", "layout", "shard_tokens", "shuffle", "scratch", "last_shard", "index", "verify", "gpus"),
     "validation": ("val_tokens", "val_documents", "val_ratio", "val_seed", "val_input"),

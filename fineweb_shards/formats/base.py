@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 
 from fineweb_shards.errors import BadFileError
+from fineweb_shards.formats.random_sample import RandomSample
 from fineweb_shards.formats.registry import FORMATS
 from fineweb_shards.formats.template import Template
 from fineweb_shards.formats.where import Where
@@ -50,6 +51,7 @@ class ReadSettings:
     max_outage_seconds: int = 0  # of the network, if files are remote
     hub: HubRef | None = None  # the dataset that remote files belong to
     where: Where | None = None  # which documents to read; None: all
+    sample: RandomSample | None = None  # of these; None: all
     tokens_column: str | None = None  # holds the documents as lists of ids; None: text_column holds them
     template: Template | None = None  # makes a document of several columns; None: text_column holds it
     largest_page_bytes: int = 2**40  # of a parquet file, unpacked: what is larger does not fit into memory

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fineweb_shards.errors import BadFileError
+from fineweb_shards.formats.base import decode_text
+from fineweb_shards.formats.random_sample import BEGINNING_BYTES, RandomSample
 from fineweb_shards.storage.byte_source import ByteSource
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.storage.streams import (
@@ -177,6 +179,7 @@ class Range:
     starts_at_seam: bool = False
     ends_at_seam: bool = False
     problem: str | None = None  # why the range is left out
+    is_kept: bool | None = None  # whether --sample keeps the last document, if only a part of it is here
     is_uncut: bool = False  # too long to be encoded whole, and without a place to cut
 
 
@@ -202,20 +205,23 @@ class RangeFinder:
     separator: Separator
     batch_bytes: int
     rule: CutRule | None
+    sample: RandomSample | None = None
 
     def find_ranges(self, view: ByteView, start: int, starts_mid_document: bool) -> Iterator[Range]:
         """Yield ranges from `start` to the end of the text. If there is neither a separator nor a place to cut for too
         long, the last such place ends a document, and the rest of it is a range by itself, which can't be encoded:
         `is_uncut`. Where that happens depends on the text alone, and not on the batch size."""
-        seam = False
+        seam, is_kept = False, None
         while view.read_at(start, 1):
             found = self._find_end(view, start, starts_mid_document)
+            if self.sample is not None:
+                found, is_kept = self._decide(self.sample, view, start, found, is_kept if starts_mid_document else None)
             if found.uncut is None:
                 end = found.position
-                yield Range(start, end, starts_mid_document, found.is_cut, seam, found.seam)
+                yield Range(start, end, starts_mid_document, found.is_cut, seam, found.seam, is_kept=is_kept)
             else:
                 if starts_mid_document or found.uncut > start:
-                    yield Range(start, found.uncut, starts_mid_document)
+                    yield Range(start, found.uncut, starts_mid_document, is_kept=is_kept)
                 searched = found.position
                 while (after := self._end_in_window(view, searched, _FAR_WINDOW_BYTES)) is None:
                     searched += _FAR_WINDOW_BYTES
@@ -223,6 +229,26 @@ class RangeFinder:
                 end = after
                 yield Range(found.uncut, end, is_uncut=True)
             start, starts_mid_document, seam = end, found.is_cut, found.seam
+
+    def _decide(
+        self, sample: RandomSample, view: ByteView, start: int, found: _End, is_kept: bool | None
+    ) -> tuple[_End, bool | None]:
+        """Return the end of a range from `start`, and whether the sample keeps the last document in it, if that is cut;
+        `is_kept` is what was decided about one that began earlier. Where such a one ends the range does, too, so that
+        a run can be resumed there."""
+        if is_kept is None and not found.is_cut and found.uncut is None:
+            return found, None
+        data = view.read_at(start, (found.position if found.uncut is None else found.uncut) - start)
+        starts = self.separator.split(data, is_kept is not None).starts.tolist()
+        if is_kept is not None:
+            return (_End(start + starts[1]) if len(starts) > 1 else found), is_kept
+        if starts[-1] == len(data):
+            return found, None
+        # With CRLF twice as long, and perhaps with a part of a separator at its end.
+        head = view.read_at(start + starts[-1], 2 * BEGINNING_BYTES + self.separator.lookback + _NEAR_BYTES)
+        begin, end = (int(bounds[0]) for bounds in self.separator.split(head, False))
+        text, _ = decode_text(head[begin:end].replace(b"\r\n", b"\n"))
+        return found, sample.keeps(text.encode())
 
     def _end_in_window(self, view: ByteView, offset: int, window_bytes: int) -> int | None:
         """Return the first end of a document, or of the file, in a window from `offset` on."""

@@ -84,7 +84,7 @@ class TextFormat(Format):
             has_mark = position == 0 and view.read_at(0, len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
             start = len(codecs.BOM_UTF8) if has_mark else position
             rule = self.settings.vocabulary.cut_rule
-            finder = RangeFinder(make_separator(name), self.settings.batch_bytes, rule)
+            finder = RangeFinder(make_separator(name), self.settings.batch_bytes, rule, self.settings.sample)
             found = finder.find_ranges(view, start, starts_mid_document)
             ranges = (self._report_uncut(file, part) if part.is_uncut else part for part in found)
             for batch in batches_of(file, view, ranges, name):
@@ -211,6 +211,7 @@ def batches_of(
             ends_at_seam=part.ends_at_seam,
             separator=separator,
             payload=payload,
+            is_kept=part.is_kept,
             broken_off=broken_off,
         )
     if isinstance(view, StreamView) and view.failure is not None:

@@ -27,6 +27,7 @@ LEFT_OUT = (
     ("quarantined_documents", "Left out", "document", " that could not be encoded"),
     ("filtered_documents", "Left out by --where", "document", ""),
     ("unknown_documents", "Left out", "document", " without a value that --where needs"),
+    ("unsampled_documents", "Left out by --sample", "document", ""),
     ("short_documents", "Left out by --min-tokens", "document", ""),
     ("long_documents", "Left out by --max-document-tokens", "document", ""),
 )

@@ -48,7 +48,7 @@ from fineweb_shards.writing.placement import Output, begin_output, make_packer
 # Memory of a Ray cluster that a run starts on this machine, for each byte of text that may be in flight: tokens that
 # are not written yet may fill half of it.
 _STORE_COPIES = 2
-_FILTER_COUNTS = ("filtered_documents", "unknown_documents", "short_documents", "long_documents")
+_FILTER_COUNTS = ("filtered_documents", "unknown_documents", "unsampled_documents", "short_documents", "long_documents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Outcome:
         if any(manifest.totals.get(name) for name in _FILTER_COUNTS):
             raise InputError(
                 "No document was kept, so there is no shard.",
-                "The counts above say why: change --where or the limits, and run it again.",
+                "The counts above say why: change --where, --sample or the limits, and run it again.",
             )
         raise InputError(
             "The input holds no document, so there is no shard.",

@@ -1,10 +1,9 @@
 """Define the settings: one frozen dataclass, filled from its defaults, a TOML file and the command line.
 
-Every field is a config key and a flag (`shard_tokens`, `--shard-tokens`). A field marked `bytes`
-changes the output, so that a resume with another value of it is refused; only `max_tokens` may change
-(store/resume_rules.py), because the stream is the same. The files of `input` and `val_input` are compared by
-their content (sources/files.py). `on_bad_file` is not marked: the content of finished
-shards does not depend on how later bad files are handled.
+Every field is a config key and a flag (`shard_tokens`, `--shard-tokens`). A field marked `bytes` changes the output, so
+that a resume with another value of it is refused; only `max_tokens` may change (store/resume_rules.py), because the
+stream is the same. The files of `input` and `val_input` are compared by their content (sources/files.py). `on_bad_file`
+is not marked: the content of finished shards does not depend on how later bad files are handled.
 
 The input may have several parts, each with settings of its own (`PART_KEYS`): all others, and what a part does not say,
 are common to all. `Config.part_configs` is a Config for each, so that whoever opens one part needs to know nothing of
@@ -100,8 +99,7 @@ class Config:
         "{stdlib} is Python's own library",
         metavar="PATH")
     format: str = _setting(
-        "auto", "what the input is; auto goes by the file name",
-        choices=("auto", *FORMAT_CHOICES), bytes_=True)
+        "auto", "what the input is; auto goes by the file name", choices=("auto", *FORMAT_CHOICES), bytes_=True)
     dataset: str = _setting(
         "", "dataset on the Hugging Face hub, such as HuggingFaceFW/fineweb-edu, instead of --input; "
         "repeatable: one after the other", metavar="ID", bytes_=True, one_per_part=True)
@@ -143,6 +141,10 @@ class Config:
     where: str | None = _setting(
         None, "read only documents that meet this condition on columns or JSON keys, such as "
         "'int_score >= 4 and language_score > 0.8'", metavar="CONDITION", bytes_=True)
+    sample: float = _setting(
+        1.0, "keep each document with this probability, such as 0.1 or 10%, which a hash of its beginning decides: so "
+        "copies of a document are kept or left out together", parse=parse_ratio, metavar="SHARE", bytes_=True)
+    sample_seed: int = _setting(0, "which documents --sample keeps", bytes_=True, **_COUNT)
     min_tokens: int = _setting(0, "leave out documents with fewer tokens than this", bytes_=True, **_COUNT)
     max_document_tokens: int | None = _setting(
         None, "leave out documents with more tokens than this", bytes_=True, **_COUNT)
@@ -191,8 +193,7 @@ class Config:
     last_shard: str = _setting(
         "keep", "what to do about a last training shard that is not full",
         choices=("keep", "drop"), bytes_=True)
-    gpus: int = _setting(
-        1, "GPUs that will train on it: warnings say what its loader needs on them", **_COUNT)
+    gpus: int = _setting(1, "GPUs that will train on it: warnings say what its loader needs on them", **_COUNT)
     index: bool = _setting(
         False, "also write where documents start in each file, as index/NAME.npy (int64 token offsets)")
     workers: int | None = _setting(
@@ -446,13 +447,13 @@ class Config:
                 if (value := getattr(self, name)) != getattr(Config, name):
                     flag = f"--{name.replace('_', '-')}"
                     raise UsageError(f"{flag} {value} and --template exclude each other.", "Leave one of them out.")
-            if _is_broken(self.template):
-                raise UsageError("--template holds bytes that are no valid UTF-8.", "Type it again in UTF-8.")
-            parse_template(self.template)
-        if self.where is not None:
-            if _is_broken(self.where):
-                raise UsageError("--where holds bytes that are no valid UTF-8.", "Type it again in UTF-8.")
-            parse_where(self.where)
+        for flag, text, parse in (("--template", self.template, parse_template), ("--where", self.where, parse_where)):
+            if text is not None:
+                if _is_broken(text):
+                    raise UsageError(f"{flag} holds bytes that are no valid UTF-8.", "Type it again in UTF-8.")
+                parse(text)
+        if not 0 < self.sample <= 1:
+            raise UsageError(f"--sample {self.sample:g}: must be above 0 and at most 1.", "For example 0.1, or 10%.")
         if not 0 < len(self.separator) <= 64 or _is_broken(self.separator):
             raise UsageError(
                 f"--separator {self.separator!r}: must be valid text of 1 to 64 characters.",

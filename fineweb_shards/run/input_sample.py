@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
@@ -156,13 +156,13 @@ class InputSample:
         """The result of encoding a little of it: not before it is needed, because files may state their tokens."""
         return self._measure(0)
 
-    def tokens_per_second(self, seconds: float) -> float | None:
-        """Return the speed at which one worker reads and encodes; None if it was too little to tell."""
+    def tokens_per_second(self, seconds: float, share: float) -> float | None:
+        """Return the speed at which one worker reads, and encodes a share; None if it was too little to tell."""
         measured = self._measure(seconds)
         if not measured.tokens_per_second or not measured.tokens or not self.content_bytes:
             return None
         bytes_per_token = measured.text_bytes / measured.tokens
-        read_seconds = self.read_seconds / self.content_bytes * bytes_per_token
+        read_seconds = self.read_seconds / (self.content_bytes * share) * bytes_per_token
         token_seconds = read_seconds + 1 / measured.tokens_per_second
         return 1 / token_seconds if token_seconds else None
 
@@ -215,6 +215,7 @@ def take_sample(job: Job, number: int, limit_bytes: int, start: Cursor, *, downl
     """Read the beginning of some files of a part that are evenly spread over all of them. Without `download`, those
     that would have to be downloaded first are left out."""
     part = job.source.parts[number]
+    part = replace(part, settings=replace(part.settings, sample=None))  # its share is exact, that of a few is not
     files = [file for file in part.files[start.file :] if not (file.is_pipe or file.problem)]
     if not download:
         files = [file for file in files if not file.is_missing]

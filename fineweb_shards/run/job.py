@@ -19,6 +19,7 @@ import fineweb_shards
 from fineweb_shards.errors import ChangedError, UsageError, concerning
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.base import ReadSettings
+from fineweb_shards.formats.random_sample import RandomSample
 from fineweb_shards.formats.registry import FORMATS
 from fineweb_shards.formats.template import parse_template
 from fineweb_shards.formats.text_samples import AUTO, recorded_separators, settle_separators
@@ -266,6 +267,7 @@ def _open_part(
         skip_bad=config.on_bad_file == "skip",
         vocabulary=output.vocabulary,
         where=None if config.where is None else parse_where(config.where),
+        sample=RandomSample(config.sample, config.sample_seed) if config.sample < 1 else None,
         template=None if config.template is None else parse_template(config.template),
         max_outage_seconds=config.max_outage,
         largest_page_bytes=budget.largest_page_bytes,

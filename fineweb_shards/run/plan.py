@@ -83,6 +83,12 @@ class Extent:
         tokens = None if self.tokens is None else round(self.tokens * factor)
         return replace(self, documents=documents, tokens=tokens, batches=math.ceil(self.batches * factor))
 
+    def sampled(self, share: float) -> Extent:
+        """Return the extent of a random sample: of the same batches, and only an estimate."""
+        if share == 1:
+            return self
+        return replace(self.scaled(Fraction(share)), exact=False, documents_exact=False, batches=self.batches)
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -230,7 +236,7 @@ def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) ->
     # Files for validation are measured by themselves where they count in another way than the others.
     val_files = part.val_files if job.config.mix or own.epochs > 1 else 0
     val, train = (
-        _measure_extent(sample, files, first, every_footer=trial_seconds > 0)
+        _measure_extent(sample, files, first, every_footer=trial_seconds > 0).sampled(own.sample)
         for files in (part.files[:val_files], part.files[val_files:])
     )
     bytes_before = sum(part.file(number).size_bytes for number in range(start.file))
@@ -238,7 +244,7 @@ def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) ->
     if trial_seconds:
         parts = len(job.source.parts)
         large = take_sample(job, number, _SAMPLE_BYTES // parts, first, download=False)
-        speed, documents = large.tokens_per_second(trial_seconds / parts) or 0.0, large.show_documents()
+        speed, documents = large.tokens_per_second(trial_seconds / parts, own.sample) or 0.0, large.show_documents()
     return _MeasuredPart(
         val,
         train,
@@ -528,6 +534,8 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "epochs", f"{config.epochs:,}, one after the other"
         if config.where:
             yield "kept", f"documents with {config.where}"
+        if config.sample < 1:
+            yield "kept", f"{show_share(config.sample)} of the documents at random (seed {config.sample_seed})"
         limits = [f"at least {config.min_tokens:,}"] if config.min_tokens else []
         most = config.max_document_tokens
         limits += [f"at most {most:,}"] if most is not None else []

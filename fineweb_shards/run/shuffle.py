@@ -45,7 +45,7 @@ _UNKNOWN_PILES = 256  # if the size of the stream is unknown
 # Settings that are about the input, and not about piles.
 _OF_INPUT = (
     "input", "dataset", "name", "split", "revision", "parts", "weight", "epochs", "mix_until", "text_column",
-    "template", "where", "min_tokens", "max_document_tokens", "max_tokens", "engine",
+    "template", "where", "sample", "sample_seed", "min_tokens", "max_document_tokens", "max_tokens", "engine",
 )  # fmt: skip
 
 

@@ -109,12 +109,15 @@ class Source:
         return self.readers[file.place, file.format]
 
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
-        """Read the documents of a batch in this process. What can't be read, and came over the network, is fetched once
-        more before the file is blamed."""
+        """Read the documents of a batch in this process, or a sample of them."""
         if batch.members:
-            for member in batch.members:
-                yield from self.chunks(member)
-            return
+            return chain.from_iterable(map(self.chunks, batch.members))
+        chunks = self._read(batch)
+        return self.settings.sample.choose(chunks, batch.is_kept) if self.settings.sample else chunks
+
+    def _read(self, batch: Batch) -> Iterator[TextChunk]:
+        """Read all documents of a batch of one file. What can't be read, and came over the network, is fetched once
+        more before the file is blamed."""
         if batch.problem is not None:
             start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
             if start == end:  # the problem concerns the rest of the file, however long that is

@@ -51,7 +51,7 @@ _FIELDS = (
 # The settings that say where a part of the input comes from and how it is read.
 PART_SETTINGS = (
     "format", "dataset", "name", "split", "revision", "text_column", "tokens_column", "template", "where",
-    "separator", "min_tokens", "max_document_tokens", "weight", "epochs",
+    "sample", "sample_seed", "separator", "min_tokens", "max_document_tokens", "weight", "epochs",
 )  # fmt: skip
 _MOST_IDS = 2**31  # the most that a layout's tokens can hold
 # What says what a vocabulary's file is. In a manifest only if it is another one: those of GPT-2 stay as they were.
