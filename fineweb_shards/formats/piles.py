@@ -142,11 +142,7 @@ class PilesFormat(Format):
             sound = digest_of(path, file.size_bytes).hexdigest() == file.content_hash
         if not sound:
             path.unlink()
-            raise DamageError(
-                f"{path}: this file of the shuffle has changed since it was written.",
-                "Memory or disk may be faulty. It was removed, and finished shards are kept: the same command makes "
-                "the first pass again, and continues.",
-            )
+            raise _changed(path, "It was removed: the")
 
     def _pile(self, file: InputFile) -> _Pile:
         assert self.settings.piles is not None
@@ -161,27 +157,20 @@ class PilesFormat(Format):
         begins = np.maximum(batch.position - starts, 0)  # in its document
         lengths = np.minimum(batch.end - starts, pile.lengths[chosen]) - begins
         places = (pile.offsets[chosen] + begins) * piles.dtype.itemsize
-        tokens = _read_ranges(Path(file.path), places, lengths * piles.dtype.itemsize).view(piles.dtype)
+        path = Path(file.path)
+        tokens = _read_ranges(path, places, lengths * piles.dtype.itemsize).view(piles.dtype)
         ends = np.cumsum(lengths)
-        # Without the EOTs, which are put in as for any other input.
         eots = ends - lengths if piles.eot_first else ends - 1
-        has_eot = np.ones(len(eots), np.bool_)
         if piles.eot_first and batch.starts_mid_document:
-            has_eot[0] = False
+            eots = eots[1:]
         if not piles.eot_first and batch.ends_mid_document:
-            has_eot[-1] = False
-        is_id = np.ones(len(tokens), np.bool_)
-        is_id[eots[has_eot]] = False
-        if not np.array_equal(tokens != self.settings.vocabulary.eot, is_id):
-            raise DamageError(
-                f"{file.path}: this file of the shuffle has changed since it was written.",
-                "Memory or disk may be faulty. Remove it: the same command makes the first pass again, and continues.",
-            )
-        ids = tokens[is_id].astype(self.settings.vocabulary.dtype, copy=False)
+            eots = eots[:-1]
+        if not np.array_equal(self.settings.vocabulary.find_eots(tokens), eots):
+            raise _changed(path, "Remove it: the")
         done = batch.end == pile.tokens
         end = Cursor(file.index + 1, 0) if done else Cursor(file.index, batch.end, 0, batch.ends_mid_document)
         yield TextChunk(
-            TokenLists((ids, lengths - has_eot)),
+            TokenLists((tokens.astype(self.settings.vocabulary.dtype, copy=False), lengths), eots=eots),
             Cursor(file.index, batch.position, 0, batch.starts_mid_document),
             end,
             starts_mid_document=batch.starts_mid_document,
@@ -194,6 +183,11 @@ class PilesFormat(Format):
 
     def close(self) -> None:
         """No file is kept open."""
+
+
+def _changed(path: Path, what: str) -> DamageError:
+    hint = f"Memory or disk may be faulty. {what} same command makes the first pass again, and keeps finished shards."
+    return DamageError(f"{path}: this file of the shuffle has changed since it was written.", hint)
 
 
 def _read_ranges(path: Path, places: Positions, sizes: Positions) -> NDArray[np.uint8]:
