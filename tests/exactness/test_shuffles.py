@@ -16,7 +16,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fineweb_shards.layouts import LAYOUTS
@@ -255,12 +254,3 @@ def test_piles_are_in_the_scratch_folder_and_removed(tmp_path: Path, monkeypatch
     assert manifest is not None
     assert manifest.is_shuffled
     assert json.loads((out / "manifest.json").read_text())["format"] == 6
-
-
-def test_the_hash_is_the_one_that_is_documented() -> None:
-    ordinals = np.array([0, 1, 2, 10**9, 2**40])
-    from fineweb_shards.stream.shuffle import hash64
-
-    for seed in (0, 1, 12345, 2**62):
-        found = hash64(seed, ordinals).tolist()
-        assert found == [shuffle_reference.hash64(seed, int(ordinal)) for ordinal in ordinals]
