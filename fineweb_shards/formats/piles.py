@@ -26,7 +26,7 @@ from fineweb_shards.storage.place import InputFile
 from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.own_files import open_own
 from fineweb_shards.texts import TokenLists
-from fineweb_shards.types import Batch, Cursor, Positions, TextChunk
+from fineweb_shards.types import Batch, Cursor, Piles, Positions, TextChunk
 
 FOLDER = "piles"
 _ENTRY_BYTES = 2 * 8
@@ -51,12 +51,13 @@ def digest_of(path: Path, size_bytes: int) -> hashlib._Hash:
     return digest
 
 
-def list_block(count: int, hashes: NDArray[np.uint64], lengths: Positions, piles: Positions) -> bytes:
+def list_block(count: int, hashes: NDArray[np.uint64], lengths: Positions, piles: Piles) -> bytes:
     """Return the next block of the list, of documents of `count` piles."""
     order = np.argsort(piles, kind="stable")
     begins = np.searchsorted(piles[order], np.arange(count + 1))
-    entries = np.stack([hashes, lengths.astype(np.uint64)], 1)[order]
-    return begins.astype("<i8").tobytes() + entries.astype("<u8").tobytes()
+    entries = np.empty((len(hashes), 2), "<u8")
+    entries[:, 0], entries[:, 1] = hashes[order], lengths[order]
+    return begins.astype("<i8").tobytes() + entries.tobytes()
 
 
 def append_to_list(path: Path, position: int, block: bytes) -> None:
