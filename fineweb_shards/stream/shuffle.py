@@ -45,7 +45,7 @@ def hash64(seed: int, ordinals: Positions) -> Hashes:
 def pile_of(hashes: Hashes, count: int) -> Piles:
     """Return the number of the pile of each training document, from 1 on."""
     half = _SHIFTS[3]
-    piles: Piles = (((hashes >> half) * np.uint64(count)) >> half).astype(np.uint16) + np.uint16(1)
+    piles: Piles = (((hashes >> half) * np.uint64(count)) >> half).astype(np.int16) + np.int16(1)
     return piles
 
 
@@ -122,7 +122,7 @@ class Shuffler:
         lengths = np.diff(bounds)
         ordinals = self._documents - (self._open_tokens > 0) + np.arange(len(lengths))
         hashes = hash64(self._seed, ordinals)
-        piles = pile_of(hashes, self._state.count) if split == "train" else np.zeros(len(ordinals), np.uint16)
+        piles = pile_of(hashes, self._state.count) if split == "train" else np.zeros(len(ordinals), np.int16)
         # Where each begins: after what its pile has, and gets of the pieces before.
         order = np.argsort(piles, kind="stable")
         before = np.cumsum(lengths[order]) - lengths[order]
@@ -152,7 +152,7 @@ class Shuffler:
         """The document that has begun ends here."""
         if self._open_tokens:
             hashes = hash64(self._seed, np.array([self._documents - 1]))
-            self._listed.append(Listed(hashes, np.array([self._open_tokens]), np.array([self._open_pile], np.uint16)))
+            self._listed.append(Listed(hashes, np.array([self._open_tokens]), np.array([self._open_pile], np.int16)))
         self._open_tokens = 0
 
     def state(self, end: Cursors, taken: tuple[Taken, ...], counts: Counts) -> PileState:
@@ -179,5 +179,5 @@ def join_lists(lists: Sequence[Listed]) -> Listed:
     return Listed(
         np.concatenate([hashes, *(one.hashes for one in lists)]),
         np.concatenate([nothing, *(one.lengths for one in lists)]),
-        np.concatenate([np.empty(0, np.uint16), *(one.piles for one in lists)]),
+        np.concatenate([np.empty(0, np.int16), *(one.piles for one in lists)]),
     )
