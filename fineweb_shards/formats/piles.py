@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from fineweb_shards.types import Batch, Cursor, Piles, Positions, TextChunk
 FOLDER = "piles"
 _ENTRY_BYTES = 2 * 8
 _READ_BYTES = 2**20
+_KEPT_PILES = 2  # batches of two may be under way
 
 
 def pile_name(number: int) -> str:
@@ -116,11 +117,6 @@ class _Pile:
         return 0 < position < self.tokens and int(self.ends[np.searchsorted(self.ends, position)]) != position
 
 
-@lru_cache(maxsize=4)
-def _open_pile(path: Path, number: int, count: int) -> _Pile:
-    return _Pile(path, number, count)
-
-
 class PilesFormat(Format):
     """Reads piles."""
 
@@ -145,9 +141,19 @@ class PilesFormat(Format):
             path.unlink()
             raise _changed(path, "It was removed: the")
 
+    @cached_property
+    def _piles(self) -> dict[int, _Pile]:
+        return {}
+
     def _pile(self, file: InputFile) -> _Pile:
+        """Return what is in a pile; that of the last few is kept."""
         assert self.settings.piles is not None
-        return _open_pile(list_path(Path(file.path).parent), file.index, self.settings.piles.count)
+        if file.index not in self._piles:
+            while len(self._piles) >= _KEPT_PILES:
+                del self._piles[next(iter(self._piles))]
+            path = list_path(Path(file.path).parent)
+            self._piles[file.index] = _Pile(path, file.index, self.settings.piles.count)
+        return self._piles[file.index]
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         pile, piles = self._pile(file), self.settings.piles
