@@ -36,7 +36,9 @@ from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file
 from fineweb_shards.tokenizers.encoder import TokenJoiner
 from fineweb_shards.types import Cursors, ShardSlice, Taken
+from fineweb_shards.units import show_number_of, show_seconds
 from fineweb_shards.watching.progress import Progress
+from fineweb_shards.watching.run_files import PASS_NAMES
 from fineweb_shards.writing.piles import PileOutput, make_pile_packer
 from fineweb_shards.writing.placement import begin_output
 
@@ -99,6 +101,7 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
     assert state is not None
     running.disk.attempt(lambda: begin_output(job.output.store, manifest))
     packer = make_pile_packer(job.output, state, job.config.max_tokens)
+    began = tell_begin(manifest, progress)
     output = PileOutput(
         job.output,
         job.config.pile_folder,
@@ -121,7 +124,31 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
                 break
     manifest = output.finish()
     job.source.release_before(job.source.ends)
+    tell_end(manifest, progress, began)
     return manifest
+
+
+def tell_begin(manifest: Manifest, progress: Progress) -> float:
+    """Tell that a pass begins, and return when."""
+    assert manifest.piles is not None
+    after = f", after {progress.tokens:,} tokens" if progress.tokens else ""
+    piles = show_number_of(manifest.piles.count, "pile")
+    progress.tell(Event("pass", f"{PASS_NAMES[progress.pass_number]}; {piles}{after}", loud=False))
+    return progress.seconds
+
+
+def tell_end(manifest: Manifest, progress: Progress, began: float) -> None:
+    """Tell what a pass has made, in all runs, and how long it took in this one."""
+    state = manifest.piles
+    assert state is not None
+    piles, seconds = show_number_of(state.count, "pile"), show_seconds(progress.seconds - began)
+    made, documents = f"{manifest.piled_tokens:,} tokens", show_number_of(state.documents, "document")
+    where = f"in {piles}"
+    if progress.pass_number == 2:
+        made, documents = f"{manifest.tokens:,} tokens", show_number_of(manifest.documents, "document")
+        where = f"from {piles} in {show_number_of(manifest.shard_count, 'shard')}"
+    name = PASS_NAMES[progress.pass_number].partition(":")[0]
+    progress.tell(Event("pass", f"{name} took {seconds}: {made}, {documents} {where}", loud=progress.pass_number == 1))
 
 
 def second_pass(job: Job, manifest: Manifest) -> Job:
