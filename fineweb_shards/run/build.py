@@ -26,7 +26,7 @@ from fineweb_shards.report.page import closing_lines, write_report
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
 from fineweb_shards.run.output_text import training_error
-from fineweb_shards.run.plan import check_disk, make_plan, short_lines, split_error
+from fineweb_shards.run.plan import check_disk, make_plan, resume_text, short_lines, split_error
 from fineweb_shards.run.shuffle import find_piles, make_piles, remove_piles, second_pass, tell_begin, tell_end
 from fineweb_shards.run.stream import QUARANTINE_NAME, Running
 from fineweb_shards.storage.hub_environment import check_addresses
@@ -38,7 +38,7 @@ from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursors, ShardRecord, ShardSlice
-from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
+from fineweb_shards.units import show_bytes, show_number_of, show_seconds
 from fineweb_shards.watching.monitor import Monitor, StartObserver
 from fineweb_shards.watching.progress import Progress, Total
 from fineweb_shards.watching.run_files import EventLog, RunRecord, current_invocation, load_history
@@ -270,7 +270,8 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
 def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     """Make and show the plan of what is still to do, and refuse what the disk can't hold. Return the manifest; in a new
     one, set the number of digits in the names of shards."""
-    plan = make_plan(job, trial_seconds=0, start=manifest.input_end, done_tokens=manifest.tokens)
+    start, done = manifest.input_end, manifest.tokens
+    plan = make_plan(job, trial_seconds=0, start=start, done_tokens=done, piles=manifest.piles)
     if error := split_error(plan):
         raise error
     plan = replace(plan, fetched_bytes=progress.fetched_bytes)
@@ -290,18 +291,6 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
             manifest.numbering.check_width("train", {"val": 0, "train": extent.tokens - 1})
         return manifest
     return replace(manifest, digits=digits)
-
-
-def resume_text(manifest: Manifest) -> str:
-    """Say after what a build resumes, and in which pass of a shuffle; empty if it begins."""
-    finished = f"{show_number_of(manifest.shard_count, 'shard')}, {show_count(manifest.tokens)} tokens"
-    if not manifest.is_shuffled:
-        return f"after {finished}" if manifest.shards else ""
-    if manifest.pass_number == 2:
-        return f"in the second pass, after {finished}"
-    kept = f"; {finished} are finished" if manifest.shards else ""
-    piled = manifest.piled_tokens
-    return f"in the first pass, after {show_count(piled)} tokens{kept}" if piled or kept else ""
 
 
 def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) -> Manifest:

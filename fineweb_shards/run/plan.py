@@ -20,9 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from fineweb_shards.errors import BadFileError, DiskFullError, NoTrainingError
+from fineweb_shards.errors import BadFileError, NoTrainingError
 from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.formats.registry import FORMATS, TEXT
+from fineweb_shards.run.disk_space import DiskNeed, Rest, check_needs, find_needs
 from fineweb_shards.run.input_sample import (
     QUICK_SAMPLE_BYTES,
     InputSample,
@@ -31,16 +32,19 @@ from fineweb_shards.run.input_sample import (
 )
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.output_text import expect_files, reader_warnings, stray_warnings, training_error
+from fineweb_shards.run.shuffle import count_piles
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import HUB_ON_DISK, STANDARD_INPUT, InputFile
 from fineweb_shards.storage.streams import expansion_of
+from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.stream.mix import MixRule
-from fineweb_shards.system.machine import busy_cores, free_disk_bytes, usable_cores
+from fineweb_shards.stream.shuffle import PileState
+from fineweb_shards.system.machine import busy_cores, usable_cores
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.types import Cursor, Cursors
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import GPT2
-from fineweb_shards.writing.placement import shards_at_once
+from fineweb_shards.watching.run_files import SECOND_PASS_COST
 
 _BEGINNING = Cursor(0, 0)
 _SAMPLE_BYTES = 24 * 2**20
@@ -49,7 +53,6 @@ REMOTE_FOOTERS = 3
 _CHEAP_ROW_GROUPS = 64  # reading token_count on the hub takes a request for each row group
 # Measured with two workers on two cores, which they share with the parent: it packs, hashes and writes.
 _PARALLEL_EFFICIENCY = 0.7
-_ESTIMATE_TOLERANCE = 0.9
 _SHOWN_FILES = 3
 _BUSY_SHARE = 0.5  # of the cores, from which on other programs slow a build down
 _MOST_TOKENS_PER_BYTE = 3  # an invalid byte becomes U+FFFD, whose three bytes may be a token each
@@ -125,12 +128,12 @@ class Plan:
     separator_rows: list[tuple[str, str]]  # to show how text files, if there are any, are split
     first_documents: list[str]
     tokens_per_second: float | None  # of all workers, by a trial on this machine
-    free_bytes: int
     read_bytes: int  # of the input, by all runs together: --max-tokens may end early, epochs count each time
     bytes_to_fetch: int  # still, in whole batches; an estimate unless it is all of the input
     done_tokens: int = 0  # in finished shards
     fetched_bytes: int = 0  # over the network, for this plan
     busy_cores: float = 0.0  # with other programs, before the build
+    piles: PileState | None = None  # of a shuffle: how far its first pass is
 
     @property
     def tokens_left(self) -> int | None:
@@ -144,17 +147,40 @@ class Plan:
         return None if left is None else self.job.output.shard_format.size_bytes(left)
 
     @property
+    def seconds(self) -> float | None:
+        """How long the rest takes, with both passes of a shuffle; None if that is not known."""
+        left, speed = self.tokens_left, self.tokens_per_second
+        if left is None or not speed:
+            return None
+        if self.piles is None:
+            return left / speed
+        first_left = 0 if self.piles.ended else max(0, left + self.done_tokens - sum(self.piles.tokens))
+        return (first_left + SECOND_PASS_COST * left) / speed
+
+    @property
+    def disk_needs(self) -> list[DiskNeed]:
+        """What the rest takes on this machine's disks; nothing if the length of the stream is not known."""
+        extent, job = self.extent, self.job
+        if extent.tokens is None:
+            return []
+        rest = Rest(extent.tokens, extent.documents or 0, self.done_tokens, job.budget.workers, self.piles)
+        return find_needs(job.output, job.config.pile_folder, rest)
+
+    @property
     def shards(self) -> int | None:
         if self.extent.tokens is None:
             return None
         return -(-self.extent.tokens // self.job.output.shard_tokens)
 
 
-def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_tokens: int = 0) -> Plan:
+def make_plan(
+    job: Job, *, trial_seconds: float, start: Cursors = (), done_tokens: int = 0, piles: PileState | None = None
+) -> Plan:
     """Sample the input and make a plan. With a trial of more than 0 seconds, as for `plan`, it also tells the speed and
     looks at every footer; what is estimated is the same as without, as for `build`.
 
-    `start` is where a run will begin, after `done_tokens`: from the hub nothing before it is fetched.
+    `start` is where a run will begin, after `done_tokens` in shards: from the hub nothing before it is fetched. `piles`
+    are those of a shuffle, if its first pass has begun.
     """
     config = job.config
     with contextlib.closing(job.source.reopened()) as source:
@@ -170,6 +196,10 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_token
         exact=extent.exact and (takes_all or forecast.cut),
         documents_exact=extent.documents_exact and takes_all and config.max_tokens is None,
     )
+    if config.shuffle is not None and piles is None:
+        piles = PileState.beginning(count_piles(job.output, extent.tokens), starts)
+    if piles is not None and piles.ended:
+        extent = replace(extent, tokens=sum(piles.tokens), documents=piles.documents, exact=True, documents_exact=True)
     read_bytes = to_fetch = 0
     tokens, seconds = 0, 0.0  # of those parts of which something is taken, by one worker
     for part, one in zip(parts, taken, strict=True):
@@ -191,11 +221,11 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_token
         [row for part in parts for row in part.separator_rows],
         [text for part in parts for text in part.first_documents],
         alone * job.budget.workers * _PARALLEL_EFFICIENCY or None,
-        free_disk_bytes(job.folder),
         read_bytes,
         to_fetch,
         done_tokens,
         busy_cores=busy_cores(),
+        piles=piles,
     )
 
 
@@ -327,21 +357,20 @@ def forecast_parts(
 
 
 def check_disk(plan: Plan) -> None:
-    """Raise DiskFullError if the disk can't hold the shards. An estimated size is first reduced by 10 %."""
-    output, total, free = plan.job.output, plan.output_bytes, plan.free_bytes
-    if total is None:
-        return
-    # On this machine: of all shards or, if they go to a bucket, of those that are being made.
-    shard_bytes = output.shard_format.size_bytes(output.shard_tokens)
-    needed = output.store.scratch_bytes(total, shard_bytes, shards_at_once(plan.job.budget.workers))
-    place = "--scratch" if output.store.is_remote else "--out"
-    about, remark = ("", "") if plan.extent.exact else ("about ", " (an estimate)")
-    if free < (needed if plan.extent.exact else needed * _ESTIMATE_TOLERANCE):
-        raise DiskFullError(
-            f"{plan.job.folder}: the shards need {about}{show_bytes(needed)}{remark}, {show_bytes(free)} "
-            f"are free: {about}{show_bytes(needed - free)} are missing.",
-            f"Free some space, choose another {place}, or end earlier with --max-tokens.",
-        )
+    """Raise DiskFullError if a disk can't hold what is to be written."""
+    check_needs(plan.disk_needs, plan.job.output, exact=plan.extent.exact)
+
+
+def resume_text(manifest: Manifest) -> str:
+    """Say after what a build resumes, and in which pass of a shuffle; empty if it begins."""
+    finished = f"{show_number_of(manifest.shard_count, 'shard')}, {show_count(manifest.tokens)} tokens"
+    if not manifest.is_shuffled:
+        return f"after {finished}" if manifest.shards else ""
+    if manifest.pass_number == 2:
+        return f"in the second pass, after {finished}"
+    kept = f"; {finished} are finished" if manifest.shards else ""
+    piled = manifest.piled_tokens
+    return f"in the first pass, after {show_count(piled)} tokens{kept}" if piled or kept else ""
 
 
 def split_error(plan: Plan) -> NoTrainingError | None:
@@ -543,6 +572,10 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "kept", f"documents of {' and '.join(limits)} tokens"
     if job.config.mix:
         yield "mix", _mix_end(plan)
+    if plan.piles is not None:
+        what = "all documents" if job.config.max_tokens is None else "the beginning of the stream, up to --max-tokens"
+        passes = f"in two passes: into {show_number_of(plan.piles.count, 'pile')}, then into shards"
+        yield "shuffle", f"{what}, by seed {job.config.shuffle}, {passes}"
     for note in job.notes:
         yield "note", note
 
@@ -608,6 +641,8 @@ def _output_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "tokens", show_estimate(None, exact=False)
     else:
         how = "exact, from token_count" if extent.exact else "an estimate"
+        if plan.piles is not None and plan.piles.ended:
+            how = "exact, counted in the first pass"
         if not extent.exact and all(one.exact for one in plan.part_extents):
             how = "exact to a document of each part"
         yield "tokens", f"{show_estimate(extent.tokens, exact=extent.exact)} ({how})"
@@ -623,11 +658,24 @@ def _output_rows(plan: Plan) -> Iterator[tuple[str, str]]:
                 "shards",
                 f"{about}{plan.shards:,} of {job.output.shard_tokens:,} tokens{rest}, in {location}",
             )
-        needed = f"{'' if extent.exact else 'about '}{show_bytes(plan.output_bytes or 0)} needed"
-        yield "disk", f"{needed}, {show_bytes(plan.free_bytes)} free"
+        yield from _disk_rows(plan)
     names = [file.name for file in job.source.files if file.for_validation]
     shown = ", ".join(names[:_SHOWN_FILES]) + (", …" if len(names) > _SHOWN_FILES else "")
-    yield "validation", job.output.split_rule.describe() + (f", which come first: {shown}" if names else "")
+    rule = job.output.split_rule
+    sampled = ": a random sample" if plan.piles and (rule.val_tokens or rule.val_documents) else ""
+    yield "validation", rule.describe() + sampled + (f", which come first: {shown}" if names else "")
+
+
+def _disk_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Say how much is needed: of shards that go to a bucket, there; with a shuffle, at the most on each disk here."""
+    about = "" if plan.extent.exact else "about "
+    first, *others = plan.disk_needs
+    needed = first.size_bytes if plan.piles else plan.output_bytes or 0
+    piles = f"{show_bytes(first.pile_bytes)} of it for the piles of the shuffle, " if first.pile_bytes else ""
+    yield "disk", f"{about}{show_bytes(needed)} needed, {piles}{show_bytes(first.free_bytes)} free"
+    for need in others:
+        size = f"{about}{show_bytes(need.size_bytes)} needed for the piles of the shuffle"
+        yield "", f"{size}, in {need.folder}, {show_bytes(need.free_bytes)} free"
 
 
 def _machine_rows(plan: Plan) -> Iterator[tuple[str, str]]:

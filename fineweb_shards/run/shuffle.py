@@ -69,10 +69,14 @@ def find_piles(spec: OutputSpec, folder: Path, manifest: Manifest, observer: Obs
     return _with_piles(replace(manifest, piles=None), state.count)
 
 
+def count_piles(spec: OutputSpec, expected_tokens: int | None) -> int:
+    """Return how many piles are good for a stream of about that length; it changes no order."""
+    return choose_count(None if expected_tokens is None else spec.shard_format.size_bytes(expected_tokens))
+
+
 def begin_piles(spec: OutputSpec, manifest: Manifest, expected_tokens: int | None) -> Manifest:
-    """Return the manifest with piles, so many as are good for a stream of about that length; it changes no order."""
-    expected_bytes = None if expected_tokens is None else spec.shard_format.size_bytes(expected_tokens)
-    return _with_piles(manifest, choose_count(expected_bytes))
+    """Return the manifest with piles, for a stream of about that length."""
+    return _with_piles(manifest, count_piles(spec, expected_tokens))
 
 
 def _with_piles(manifest: Manifest, count: int) -> Manifest:

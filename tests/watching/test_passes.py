@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fineweb_shards.run import build as build_module
-from fineweb_shards.run import shuffle
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.stream.shuffle import PileState
@@ -22,12 +20,12 @@ from fineweb_shards.watching import screen
 from fineweb_shards.watching.monitor import Monitor
 from fineweb_shards.watching.progress import Progress, Total
 from fineweb_shards.watching.run_files import SECOND_PASS_COST, EventLog, Snapshot, State, load_history
-from fineweb_shards.writing import piles
-from tests.support import inline, reference, runs
+from tests.support import inline, reference, runs, shuffle_steps
 from tests.support.documents import make_documents
 from tests.support.doubles import InlineExecutor
 from tests.support.example_run import SNAPSHOT
 from tests.support.inputs import write_jsonl
+from tests.support.shuffle_steps import interrupted_in
 
 DOCUMENTS = [text for text in make_documents(120, seed=91) if text]
 TOKENS = len(reference.stream(DOCUMENTS))
@@ -78,9 +76,9 @@ def test_a_resume_begins_with_what_the_manifest_has(manifest: Manifest, number: 
 
 
 @pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle, "choose_count", lambda _: 3)
-    monkeypatch.setattr(piles, "_TOKENS_PER_PILE", 300)
+def small_steps() -> Iterator[None]:
+    with shuffle_steps.small_steps():
+        yield
 
 
 @pytest.fixture
@@ -105,20 +103,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Snapshot]:
     return taken
 
 
-def stop_when(monkeypatch: pytest.MonkeyPatch, holds: Callable[[Manifest], bool]) -> None:
-    """Interrupt a run, once, as soon as what it has recorded is such."""
-    add_totals = build_module.Running.add_totals
-    stopped: list[bool] = []
-
-    def stop(self: Any, manifest: Manifest) -> Manifest:
-        if not stopped and holds(load_manifest(self.job.folder) or manifest):
-            stopped.append(True)
-            raise KeyboardInterrupt
-        return add_totals(self, manifest)
-
-    monkeypatch.setattr(build_module.Running, "add_totals", stop)
-
-
 def build(out: Path, source: Path) -> Any:
     words = ("--shard-tokens", 2000, "--batch-bytes", 4096, "--workers", 1)
     return inline.run_command("build", "--input", source, "--out", out, "--shuffle", 7, *words)
@@ -131,15 +115,12 @@ def is_in_order(values: Iterable[float | None]) -> bool:
 
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("stop", [None, 1, 2])
-def test_a_build_is_one_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[Snapshot], stop: int | None
-) -> None:
+def test_a_build_is_one_job(tmp_path: Path, seen: list[Snapshot], stop: int | None) -> None:
     """Share and tokens in the history never become less in a run, not at the second pass either; a run that resumes in
     either pass begins where the records end, and what it made is counted."""
     source, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
     if stop is not None:
-        with monkeypatch.context() as patch:
-            stop_when(patch, lambda one: one.pass_number == stop and (one.piled_tokens, one.tokens)[stop - 1] > 0)
+        with interrupted_in(stop):
             assert build(out, source).returncode == 130
     begun = load_manifest(out)
     seen.clear()
@@ -166,11 +147,10 @@ def test_a_build_is_one_job(
 
 
 @pytest.mark.usefixtures("small_steps", "seen")
-def test_a_dead_run_says_in_which_pass_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_run_says_in_which_pass_it_was(tmp_path: Path) -> None:
     """Without a shard, too: to people and to programs; a finished one says by which seed."""
     source, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
-    with monkeypatch.context() as patch:
-        stop_when(patch, lambda one: one.piled_tokens > 0)
+    with interrupted_in(1):
         assert build(out, source).returncode == 130
     manifest = load_manifest(out)
     assert manifest is not None
