@@ -12,6 +12,7 @@ from fineweb_shards.report.facts import Facts, Section, Table
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.watching.shares import shares_in, show_share
+from fineweb_shards.watching.status import describe_shuffle
 
 _STRETCHES = 150  # of the chart of a mix
 _SHOWN_TOKENS = 25
@@ -193,6 +194,8 @@ def list_settings(facts: Facts) -> Table | None:
     for settings in (*inputs, manifest.settings):
         given = {name: value for name, value in settings.items() if value not in ("", None)}
         rows += [[name, f"{value:,}" if type(value) is int else str(value)] for name, value in given.items()]
+    if manifest.is_shuffled:
+        rows = [row if row[0] != "shuffle" else ["shuffle", describe_shuffle(manifest)] for row in rows]
     rows.append(["input files", f"{sum(len(part.files) for part in manifest.parts):,}"])
     rows.append(["for validation", manifest.split_rule.describe()])
     rows += [[name, version] for name, version in manifest.versions.items()]
