@@ -129,13 +129,15 @@ class TokenLists:
     """A sequence of documents: the ids of all of them, one after the other, and how many each has.
 
     The ids are checked, as wide as their vocabulary makes them, and none of them is an EOT. They are kept in the parts
-    in which they were read, so that adding more does not copy them.
+    in which they were read, so that adding more does not copy them. Only documents from a file that this program has
+    written have their EOTs already, at the positions `eots`.
     """
 
-    __slots__ = ("_count", "_parts")
+    __slots__ = ("_count", "_parts", "eots")
 
-    def __init__(self, *parts: tuple[Ids, Lengths]) -> None:
+    def __init__(self, *parts: tuple[Ids, Lengths], eots: NDArray[np.int64] | None = None) -> None:
         self._parts = parts
+        self.eots = eots
         self._count = sum(len(lengths) for _, lengths in parts)
 
     def __len__(self) -> int:

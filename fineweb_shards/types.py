@@ -22,6 +22,7 @@ from fineweb_shards.texts import Texts, TokenLists
 Tokens = NDArray[np.integer[Any]]  # ids, as wide as the vocabulary or the file they come from makes them
 Positions = NDArray[np.int64]  # positions in an array of tokens, ascending
 Ranges = NDArray[np.int64]  # rows (begin, end) of positions in an array of tokens, ascending
+Piles = NDArray[np.int16]  # numbers of piles of a shuffle; NumPy sorts so narrow ones in a fifth of the time
 Dtype = np.dtype[np.integer[Any]]
 Split = Literal["val", "train"]
 SPLITS: tuple[Split, Split] = ("val", "train")
@@ -260,7 +261,7 @@ class Placement:
     path: str
     offsets: Positions  # for each range, its first byte in the file; in one file ascending
     ranges: Ranges
-    piles: Positions | None = None  # for each range the number of its pile, if the path is that of their folder
+    piles: Piles | None = None  # for each range the number of its pile, if the path is that of their folder
 
     @property
     def begin(self) -> int:

@@ -26,7 +26,7 @@ from fineweb_shards.storage.place import InputFile
 from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.own_files import open_own
 from fineweb_shards.texts import TokenLists
-from fineweb_shards.types import Batch, Cursor, Positions, TextChunk
+from fineweb_shards.types import Batch, Cursor, Piles, Positions, TextChunk
 
 FOLDER = "piles"
 ENTRY_BYTES = 2 * 8  # of a document in the list
@@ -51,12 +51,13 @@ def digest_of(path: Path, size_bytes: int) -> hashlib._Hash:
     return digest
 
 
-def list_block(count: int, hashes: NDArray[np.uint64], lengths: Positions, piles: Positions) -> bytes:
+def list_block(count: int, hashes: NDArray[np.uint64], lengths: Positions, piles: Piles) -> bytes:
     """Return the next block of the list, of documents of `count` piles."""
     order = np.argsort(piles, kind="stable")
     begins = np.searchsorted(piles[order], np.arange(count + 1))
-    entries = np.stack([hashes, lengths.astype(np.uint64)], 1)[order]
-    return begins.astype("<i8").tobytes() + entries.astype("<u8").tobytes()
+    entries = np.empty((len(hashes), 2), "<u8")
+    entries[:, 0], entries[:, 1] = hashes[order], lengths[order]
+    return begins.astype("<i8").tobytes() + entries.tobytes()
 
 
 def append_to_list(path: Path, position: int, block: bytes) -> None:
@@ -142,11 +143,7 @@ class PilesFormat(Format):
             sound = digest_of(path, file.size_bytes).hexdigest() == file.content_hash
         if not sound:
             path.unlink()
-            raise DamageError(
-                f"{path}: this file of the shuffle has changed since it was written.",
-                "Memory or disk may be faulty. It was removed, and finished shards are kept: the same command makes "
-                "the first pass again, and continues.",
-            )
+            raise _changed(path, "It was removed: the")
 
     def _pile(self, file: InputFile) -> _Pile:
         assert self.settings.piles is not None
@@ -161,27 +158,20 @@ class PilesFormat(Format):
         begins = np.maximum(batch.position - starts, 0)  # in its document
         lengths = np.minimum(batch.end - starts, pile.lengths[chosen]) - begins
         places = (pile.offsets[chosen] + begins) * piles.dtype.itemsize
-        tokens = _read_ranges(Path(file.path), places, lengths * piles.dtype.itemsize).view(piles.dtype)
+        path = Path(file.path)
+        tokens = _read_ranges(path, places, lengths * piles.dtype.itemsize).view(piles.dtype)
         ends = np.cumsum(lengths)
-        # Without the EOTs, which are put in as for any other input.
         eots = ends - lengths if piles.eot_first else ends - 1
-        has_eot = np.ones(len(eots), np.bool_)
         if piles.eot_first and batch.starts_mid_document:
-            has_eot[0] = False
+            eots = eots[1:]
         if not piles.eot_first and batch.ends_mid_document:
-            has_eot[-1] = False
-        is_id = np.ones(len(tokens), np.bool_)
-        is_id[eots[has_eot]] = False
-        if not np.array_equal(tokens != self.settings.vocabulary.eot, is_id):
-            raise DamageError(
-                f"{file.path}: this file of the shuffle has changed since it was written.",
-                "Memory or disk may be faulty. Remove it: the same command makes the first pass again, and continues.",
-            )
-        ids = tokens[is_id].astype(self.settings.vocabulary.dtype, copy=False)
+            eots = eots[:-1]
+        if not np.array_equal(self.settings.vocabulary.find_eots(tokens), eots):
+            raise _changed(path, "Remove it: the")
         done = batch.end == pile.tokens
         end = Cursor(file.index + 1, 0) if done else Cursor(file.index, batch.end, 0, batch.ends_mid_document)
         yield TextChunk(
-            TokenLists((ids, lengths - has_eot)),
+            TokenLists((tokens.astype(self.settings.vocabulary.dtype, copy=False), lengths), eots=eots),
             Cursor(file.index, batch.position, 0, batch.starts_mid_document),
             end,
             starts_mid_document=batch.starts_mid_document,
@@ -194,6 +184,11 @@ class PilesFormat(Format):
 
     def close(self) -> None:
         """No file is kept open."""
+
+
+def _changed(path: Path, what: str) -> DamageError:
+    hint = f"Memory or disk may be faulty. {what} same command makes the first pass again, and keeps finished shards."
+    return DamageError(f"{path}: this file of the shuffle has changed since it was written.", hint)
 
 
 def _read_ranges(path: Path, places: Positions, sizes: Positions) -> NDArray[np.uint8]:

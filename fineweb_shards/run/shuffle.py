@@ -10,7 +10,6 @@ same piles; finished shards are kept.
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from fineweb_shards.run.job import Job
 from fineweb_shards.run.stream import Running
 from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.storage.place import SCRATCH, InputFile
-from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest import FILE_NAME, Manifest
 from fineweb_shards.store.pile_files import sizes_of
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.section import Section
@@ -33,7 +32,7 @@ from fineweb_shards.stream.shuffle import MOST_PILES, PileState
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import add_cursors
 from fineweb_shards.system.durable import output_errors
-from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file
+from fineweb_shards.system.own_files import is_plain_file, refuse_linked_folders
 from fineweb_shards.tokenizers.encoder import TokenJoiner
 from fineweb_shards.types import Cursors, ShardSlice, Taken
 from fineweb_shards.units import show_number_of, show_seconds
@@ -208,10 +207,13 @@ def read_piles(source: Parts, spec: OutputSpec, start: Cursors) -> Iterator[Sect
 
 
 def remove_piles(folder: Path) -> None:
-    """Remove the folder of the piles, and those that were made for it alone."""
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(folder)
-    if folder.parent.name == WORK_FOLDER and not any(folder.parent.parent.glob("manifest.json")):
-        with contextlib.suppress(OSError):
+    """Remove the piles with their folder, if possible: nothing depends on it. In that of --scratch, also what was made
+    for it alone."""
+    with contextlib.suppress(OSError):
+        refuse_linked_folders(folder / pile_name(0))
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        if not (folder.parent.parent / FILE_NAME).exists():
             folder.parent.rmdir()
             folder.parent.parent.rmdir()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.types import Counts, Cursors, Positions, Split, Taken
+from fineweb_shards.types import Counts, Cursors, Piles, Positions, Split, Taken
 
 MOST_PILES = 512  # a worker has all of them open; a pile may be of any size, because no process holds all of one
 Hashes = NDArray[np.uint64]
@@ -42,10 +42,10 @@ def hash64(seed: int, ordinals: Positions) -> Hashes:
     return _mixed(_mixed(ordinals.astype(np.uint64) * _STEP + start) ^ start)
 
 
-def pile_of(hashes: Hashes, count: int) -> Positions:
+def pile_of(hashes: Hashes, count: int) -> Piles:
     """Return the number of the pile of each training document, from 1 on."""
     half = _SHIFTS[3]
-    piles: Positions = (((hashes >> half) * np.uint64(count)) >> half).astype(np.int64) + 1
+    piles: Piles = (((hashes >> half) * np.uint64(count)) >> half).astype(np.int16) + np.int16(1)
     return piles
 
 
@@ -80,10 +80,10 @@ class Pieces:
     `bounds[i + 1]`, which belong into `piles[i]`, from its token `offsets[i]` on."""
 
     bounds: Positions
-    piles: Positions
+    piles: Piles
     offsets: Positions
 
-    def place(self, begins: Positions) -> tuple[Positions, Positions]:
+    def place(self, begins: Positions) -> tuple[Piles, Positions]:
         """Return pile and offset of the tokens of these numbers."""
         rows = np.searchsorted(self.bounds, begins, side="right") - 1
         return self.piles[rows], self.offsets[rows] + begins - self.bounds[rows]
@@ -95,7 +95,7 @@ class Listed:
 
     hashes: Hashes
     lengths: Positions
-    piles: Positions
+    piles: Piles
 
 
 class Shuffler:
@@ -122,7 +122,7 @@ class Shuffler:
         lengths = np.diff(bounds)
         ordinals = self._documents - (self._open_tokens > 0) + np.arange(len(lengths))
         hashes = hash64(self._seed, ordinals)
-        piles = pile_of(hashes, self._state.count) if split == "train" else np.zeros_like(ordinals)
+        piles = pile_of(hashes, self._state.count) if split == "train" else np.zeros(len(ordinals), np.int16)
         # Where each begins: after what its pile has, and gets of the pieces before.
         order = np.argsort(piles, kind="stable")
         before = np.cumsum(lengths[order]) - lengths[order]
@@ -152,7 +152,7 @@ class Shuffler:
         """The document that has begun ends here."""
         if self._open_tokens:
             hashes = hash64(self._seed, np.array([self._documents - 1]))
-            self._listed.append(Listed(hashes, np.array([self._open_tokens]), np.array([self._open_pile])))
+            self._listed.append(Listed(hashes, np.array([self._open_tokens]), np.array([self._open_pile], np.int16)))
         self._open_tokens = 0
 
     def state(self, end: Cursors, taken: tuple[Taken, ...], counts: Counts) -> PileState:
@@ -179,5 +179,5 @@ def join_lists(lists: Sequence[Listed]) -> Listed:
     return Listed(
         np.concatenate([hashes, *(one.hashes for one in lists)]),
         np.concatenate([nothing, *(one.lengths for one in lists)]),
-        np.concatenate([nothing, *(one.piles for one in lists)]),
+        np.concatenate([np.empty(0, np.int16), *(one.piles for one in lists)]),
     )

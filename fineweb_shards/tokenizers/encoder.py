@@ -253,6 +253,9 @@ class TokenJoiner:
         if not isinstance(lists, TokenLists):
             assert not lists, "text has to be encoded"
             lists = TokenLists()
+        if lists.eots is not None:
+            mid = chunk.ends_mid_document
+            return EncodedBlock(chunk.start, chunk.end, lists.ids, lists.eots, ends_mid_document=mid)
         lengths = lists.lengths
         eots = place_eots(chunk, lengths, eot_first=self._eot_first)
         tokens: Tokens = np.empty(int(lengths.sum()) + len(eots), self.vocabulary.dtype)

@@ -6,7 +6,7 @@ The job is {"kind", "input", "out", "settings", "resumed", "expected"}: a build 
 several, and the SHA-256 of every file it must end with; of writes only each `writes`-th counts, and of all operations
 only each `step`-th is tried: with a step of 2 no state between two operations is left out, because what is there before
 one of them was there after the one in front of it. Every try is a fork of this process, so that hundreds of them take
-seconds. Prints the number of tries.
+seconds. `piles` is how many a shuffle has. Prints the number of tries.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fineweb_shards.run import shuffle
 from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.writing import piles
 from tests.support import reference, runs
 
-JOB = {"writes": 9, "step": 1, **json.load(sys.stdin)}
+JOB = {"writes": 9, "step": 1, "piles": 1, **json.load(sys.stdin)}
 OUT = Path(JOB["out"])
 OPERATIONS = ("write", "fsync", "replace", "unlink", "truncate", "ftruncate")
 
@@ -34,7 +36,9 @@ def make(**settings: object) -> None:
     if JOB["kind"] == "export":
         runs.export(Path(JOB["input"]), OUT, **settings)
     elif JOB["kind"] == "mix":
-        runs.export_mix(OUT, [*map(Path, JOB["input"])], [{"weight": 7}, {"weight": 3}], **settings)
+        folders = [*map(Path, JOB["input"])]
+        parts = [{"weight": 7}, {"weight": 3}] if len(folders) > 1 else [{}]
+        runs.export_mix(OUT, folders, parts, **settings)
     else:
         runs.build_inline(OUT, JOB["input"], **{"engine": "tiktoken", **settings})
 
@@ -111,6 +115,7 @@ def resume() -> None:
 
 
 def main() -> None:
+    shuffle.choose_count, piles._TOKENS_PER_PILE = lambda expected_bytes: JOB["piles"], 1
     runs.encoder("tiktoken", eot_first=False)
     runs.encoder("tiktoken", eot_first=True)
     tries = number = 0

@@ -10,7 +10,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,7 +18,8 @@ import pytest
 
 from fineweb_shards.layouts import LAYOUTS
 from tests.conftest import THREE_LAYOUTS
-from tests.exactness.test_mixes import draw_mix
+from tests.exactness.test_mixes import Mix, draw_mix
+from tests.exactness.test_shuffles import Shuffle
 from tests.support import layout_reference
 from tests.support.bucket_server import Door, make_bucket
 from tests.support.bucket_view import BucketView, Watcher, check_finished
@@ -163,14 +164,21 @@ def test_a_kill_at_every_request(
 
 
 @pytest.mark.promise("a mix is that of a plain loop", "a bucket never shows half a shard; only one writer wins")
-def test_mixes_that_are_killed_at_any_request(
-    bucket_environment: str, door: Door, builds: Builds, tmp_path: Path, tries: Tries, soak: bool
+@pytest.mark.parametrize("draw", [draw_mix, Shuffle])
+def test_mixes_and_shuffles_that_are_killed_at_any_request(
+    bucket_environment: str,
+    door: Door,
+    builds: Builds,
+    tmp_path: Path,
+    tries: Tries,
+    soak: bool,
+    draw: Callable[[int, Sequence[str]], Mix | Shuffle],
 ) -> None:
     """Random ones, up to three times, each time with other batches: what is visible is always whole, and in the end
     what a plain loop gives."""
     for seed in tries(3, 40):
         chooser, folder = random.Random(2000 + seed), tmp_path / str(seed)
-        one = draw_mix(2000 + seed, [*LAYOUTS] if soak else THREE_LAYOUTS)
+        one = draw(2000 + seed, [*LAYOUTS] if soak else THREE_LAYOUTS)
         settings = {name: value for name, value in one.settings(folder).items() if value is not None}
         settings["scratch"], expected = str(folder / "scratch"), one.expected()
         out = f"{make_bucket(bucket_environment)}/folder"

@@ -15,13 +15,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from tests.support import layout_reference, reference, runs, vocabularies
+from tests.support import inline, layout_reference, reference, runs, shuffle_reference, vocabularies
 from tests.support.documents import make_documents
 from tests.support.inputs import write_gzip, write_jsonl, write_parquet, write_text
 from tests.support.layout_reference import Wanted
@@ -33,6 +34,7 @@ if importlib.util.find_spec("ray") is None:
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.store.manifest import load_manifest
 from tests.conftest import THREE_LAYOUTS
 from tests.exactness.test_mixes import Mix, Part, draw_mix, toml_of
 from tests.executors import poison
@@ -292,6 +294,45 @@ def test_a_mix_survives_a_loss(tmp_path: Path, driver: RayDriver, cluster: RayCl
         assert code == 0, errors
         assert runs.outputs_in(out) == expected
         assert wait_until(lambda: driver.used_store_bytes() == 0)
+
+
+@pytest.mark.promise("a shuffle is a plain sort", "Ray gives the same bytes; a lost node or driver costs time")
+@pytest.mark.parametrize(("moment", "lost"), [("first pass", "workers"), ("second pass", "node")])
+def test_a_shuffle_survives_a_loss(
+    tmp_path: Path, driver: RayDriver, cluster: RayCluster, many: Path, tries: Tries, moment: str, lost: str
+) -> None:
+    """A node, or all processes with a task, are killed in either pass: same bytes."""
+    expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(MANY, 8)), SHARD_TOKENS)
+
+    def has_piles(out: Path) -> bool:
+        manifest = load_manifest(out)
+        return bool(manifest and manifest.piles and any(manifest.piles.tokens))
+
+    for number in tries(1, 10):
+        cluster.add_node()
+        out = tmp_path / str(number)
+        driver.start(*build_many(many, out), "--shuffle", 8, "--batch-bytes", "16k", *on(cluster))
+        after = random.Random(number).randrange(1, len(expected) - 1)
+        reached = partial(has_piles, out) if moment == "first pass" else has_finished(out, after)
+        assert wait_until(reached, 300)
+        if lost == "workers":
+            for process in cluster.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        cluster.remove_node()
+        code, errors = driver.wait()
+        assert code == 0, errors
+        assert runs.shards_in(out) == expected
+        assert not (out / ".fineweb-shards" / "piles").exists()
+
+
+def test_piles_are_where_all_nodes_see_them(tmp_path: Path, many: Path) -> None:
+    """A bucket or a scratch folder is refused before anything starts."""
+    words = ["build", "--input", many, "--shuffle", 1, "--executor", "ray", "--shard-tokens", 1000]
+    for out, more in ((tmp_path / "out", ["--scratch", tmp_path / "scratch"]), ("s3://bucket/folder", [])):
+        done = inline.run_command(*words, "--out", out, *more)
+        assert done.returncode == 2, done.stderr
+        assert "--shuffle with --executor ray: its piles have to be where all nodes see them" in done.stderr
 
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from fineweb_shards.errors import DiskFullError, OutputError
+from fineweb_shards.run import shuffle
 from fineweb_shards.run.plan import check_disk, make_plan
 from fineweb_shards.store import sidecars
-from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.units import show_bytes
-from fineweb_shards.writing import placement
-from tests.support import layout_reference, reference, runs
+from fineweb_shards.writing import piles, placement
+from tests.support import layout_reference, reference, runs, shuffle_reference
 from tests.support.documents import make_documents
 from tests.support.doubles import FailingCall
 from tests.support.inputs import write_parquet
@@ -119,6 +120,54 @@ def test_a_full_disk_while_files_grow(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(set(records)) > 3
     runs.build_inline(out, path, **wanted.settings())
     assert runs.outputs_in(out) == expected
+
+
+@pytest.mark.promise("a full disk loses nothing")
+def test_a_full_disk_in_either_pass_of_a_shuffle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded of either pass stays, and with space the same command completes."""
+    monkeypatch.setattr(shuffle, "choose_count", lambda _: 4)
+    monkeypatch.setattr(piles, "_TOKENS_PER_PILE", 1)
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
+    expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(DOCUMENTS, 3)), 2000)
+    out, settings = tmp_path / "out", {"shuffle": 3, "shard_tokens": 2000, "batch_bytes": 2048}
+    states = []
+    for writes in range(0, 120, 7):
+        with monkeypatch.context() as patch:
+            FullDisk(patch, writes)
+            with contextlib.suppress(DiskFullError):
+                runs.build_inline(out, path, max_outage=0, **settings)
+        manifest = load_manifest(out)
+        assert manifest is not None
+        states.append((sum(manifest.piles.tokens) if manifest.piles else 0, manifest.tokens))
+        assert runs.shards_in(out).items() <= expected.items()
+    assert states == sorted(states)
+    assert len({piled for piled, _ in states}) > 3
+    assert len({tokens for _, tokens in states}) >= 3  # none, some and all of the shards
+    runs.build_inline(out, path, **settings)
+    assert runs.shards_in(out) == expected
+
+
+@pytest.mark.promise("an fsync error is fatal")
+def test_an_fsync_error_in_either_pass_of_a_shuffle_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pile, of the list, of a shard; a new run makes it good."""
+    monkeypatch.setattr(shuffle, "choose_count", lambda _: 2)
+    monkeypatch.setattr(piles, "_TOKENS_PER_PILE", 1)
+    path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
+    expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(DOCUMENTS, 3)), 2000)
+    ends = []
+    for failing in range(1, 80, 5):
+        out, settings = tmp_path / str(failing), {"shuffle": 3, "shard_tokens": 2000, "batch_bytes": 2048}
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", FailingCall(os.fsync, failing))
+            with pytest.raises(OutputError):
+                runs.build_inline(out, path, **settings)
+        manifest = load_manifest(out)
+        ends.append(manifest is not None and manifest.piles is not None and manifest.piles.ended)
+        runs.build_inline(out, path, **settings)
+        assert runs.shards_in(out) == expected
+    assert {True, False} == set(ends)
 
 
 @pytest.mark.promise("an fsync error is fatal")

@@ -1,7 +1,7 @@
 """Runs commands of this program in one process that stays connected to a Ray cluster.
 
 python ray_driver.py ADDRESS; each line of standard input is a JSON list of words, each line of standard output the exit
-code and what was written to standard error.
+code and what was written to standard error. A shuffle has five piles, and a checkpoint after every few tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sys
 import ray
 
 from fineweb_shards.commands.main import main
+from fineweb_shards.run import shuffle
+from fineweb_shards.writing import piles
 
 
 def used_store_bytes() -> int:
@@ -31,6 +33,7 @@ def run(words: list[str]) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
+    shuffle.choose_count, piles._TOKENS_PER_PILE = lambda expected_bytes: 5, 1
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="critical")
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), flush=True)

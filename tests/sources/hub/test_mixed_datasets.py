@@ -17,7 +17,16 @@ from typing import Any
 
 import pytest
 
-from tests.support import forked, fourteen_files, layout_reference, mix_reference, reference, runs, text_datasets
+from tests.support import (
+    forked,
+    fourteen_files,
+    layout_reference,
+    mix_reference,
+    reference,
+    runs,
+    shuffle_reference,
+    text_datasets,
+)
 from tests.support.documents import make_documents
 from tests.support.inputs import write_jsonl
 from tests.support.layout_reference import Wanted
@@ -60,10 +69,11 @@ def documents() -> list[list[str]]:
 
 
 @cache
-def expected(until: str) -> dict[str, bytes]:
-    """By the plain loop."""
+def expected(until: str, seed: int | None = None) -> dict[str, bytes]:
+    """By the plain loop, perhaps shuffled."""
     tokens = [[[reference.EOT, *reference.encode(text)] for text in part] for part in documents()]
-    found = mix_reference.mix(tokens, WEIGHTS, until, EPOCHS)
+    found = [*mix_reference.mix(tokens, WEIGHTS, until, EPOCHS)]
+    found = found if seed is None else shuffle_reference.shuffled(found, seed)
     wanted = Wanted("build-nanogpt", SHARD_TOKENS)
     return layout_reference.files_of_tokens([document[1:] for _, document in found], wanted)
 
@@ -139,7 +149,10 @@ def started(words: Sequence[object], environment: dict[str, Any]) -> Iterator[su
 
 
 @pytest.mark.promise("a mix is that of a plain loop", "network faults are survived")
-def test_faults_change_nothing(repositories: list[Repository], home: Path, tmp_path: Path, tries: Tries) -> None:
+@pytest.mark.parametrize("seed", [None, 9], ids=["in order", "shuffled"])
+def test_faults_change_nothing(
+    repositories: list[Repository], home: Path, tmp_path: Path, tries: Tries, seed: int | None
+) -> None:
     """Resets, cut bodies, slow lines, 5xx and 429 in all three parts, streamed or downloaded, with and without a CDN,
     whichever way the mix ends."""
     for number in tries(1, 24):
@@ -148,13 +161,14 @@ def test_faults_change_nothing(repositories: list[Repository], home: Path, tmp_p
         plans: list[FaultPlan] = [random_faults(number * 3 + part, 4) for part in range(len(PATHS))]
         for plan, path in zip(plans, PATHS, strict=True):
             plan.path_contains = path
-        way = chooser.choice([[], ["--download"]]) if number else []
+        way: list[object] = chooser.choice([[], ["--download"]]) if number else []
+        way += [] if seed is None else ["--shuffle", seed]
         with StandInHub(repositories, plans, cdn=number % 4 > 1) as hub:
             environment = fourteen_files.environment(hub, home, **IMPATIENT)
             done = forked.run_command(*words_for(out, *way, until=until), **environment)
         assert done.returncode == 0, (number, done.stderr)
         assert any(plan.injected for plan in plans)
-        assert runs.shards_in(out) == expected(until)
+        assert runs.shards_in(out) == expected(until, seed)
 
 
 @pytest.mark.promise("a mix is that of a plain loop", "network faults are survived")
