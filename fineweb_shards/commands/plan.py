@@ -15,17 +15,8 @@ from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
 from fineweb_shards.run.input_sample import document_rows
 from fineweb_shards.run.job import make_job, open_manifest
-from fineweb_shards.run.plan import (
-    Plan,
-    check_disk,
-    make_plan,
-    mix_rows,
-    plan_warnings,
-    resume_text,
-    short_rows,
-    show_estimate,
-    split_error,
-)
+from fineweb_shards.run.plan import Plan, check_disk, make_plan, split_error
+from fineweb_shards.run.plan_text import mix_rows, plan_warnings, resume_text, short_rows, show_estimate
 from fineweb_shards.run.shuffle import find_piles
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.opening import open_store_to_read

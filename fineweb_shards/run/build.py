@@ -26,7 +26,8 @@ from fineweb_shards.report.page import closing_lines, write_report
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
 from fineweb_shards.run.output_text import training_error
-from fineweb_shards.run.plan import check_disk, make_plan, resume_text, short_lines, split_error
+from fineweb_shards.run.plan import check_disk, make_plan, split_error
+from fineweb_shards.run.plan_text import resume_text, short_lines
 from fineweb_shards.run.shuffle import find_piles, make_piles, remove_piles, second_pass, tell_begin, tell_end
 from fineweb_shards.run.stream import QUARANTINE_NAME, Running
 from fineweb_shards.storage.hub_environment import check_addresses
