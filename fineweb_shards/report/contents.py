@@ -35,8 +35,8 @@ LEFT_OUT = (
 
 
 def list_parts(facts: Facts) -> Section | None:
-    """Return the parts of a mix as a table, and their shares along the stream as a chart, if a shard is finished; None
-    if the input is no mix."""
+    """Return the parts of a mix as a table, and their shares along the stream as a chart, if a shard is finished and
+    it is not shuffled; None if the input is no mix."""
     manifest = facts.status.manifest
     shares = shares_in(manifest) if manifest is not None else ()
     if manifest is None or not shares:
@@ -55,6 +55,8 @@ def list_parts(facts: Facts) -> Section | None:
     ]
     numbers = dict.fromkeys(("requested", "achieved", "tokens", "documents"), "number")
     table = Table({"part": "part", "input": "text", **numbers, "epoch": "name"}, rows)
+    if manifest.is_shuffled:  # then every shard is a random sample of the mix
+        return {"table": table, "chart": None}
     # The records of one checkpoint, and those of files for validation, have what the one before has.
     counts = [*dict.fromkeys([(0,) * len(shares), *(_tokens_of(record) for record in manifest.shards)])]
     last = len(counts) - 1

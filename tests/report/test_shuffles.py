@@ -7,13 +7,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from fineweb_shards.report.contents import list_parts
 from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import render_page
 from fineweb_shards.report.runs import list_runs, make_headline
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.watching.run_files import Heartbeat, Invocation
-from tests.support import inline, reference
+from tests.support import inline, reference, runs
 from tests.support.documents import make_documents
 from tests.support.example_run import SNAPSHOT
 from tests.support.inputs import write_jsonl
@@ -50,6 +51,19 @@ def test_a_shuffle_that_was_resumed(tmp_path: Path) -> None:
     assert list_runs(facts) is not None
     times = [(point.run, point.tokens) for point in facts.history.points]
     assert times == sorted(times)
+
+
+def test_a_shuffled_mix_has_no_chart_of_its_parts(tmp_path: Path) -> None:
+    """Each shard is a sample of all of them; the table is there."""
+    out = tmp_path / "out"
+    paths = {weight: write_jsonl(tmp_path / f"{weight}.jsonl", DOCUMENTS) for weight in (1, 2)}
+    parts = tuple({"input": (str(path),), "weight": weight} for weight, path in paths.items())
+    runs.build_inline(out, parts=parts, shuffle=7, shard_tokens=2000)
+    found = list_parts(gather_facts(FolderStore(out)))
+    assert found is not None
+    assert found["chart"] is None
+    assert len(found["table"].rows) == 2
+    assert "Parts of the mix" in render_page(gather_facts(FolderStore(out)))
 
 
 def test_a_run_at_work_names_its_pass(tmp_path: Path) -> None:
