@@ -34,7 +34,7 @@ from fineweb_shards.stream.stitcher import add_cursors
 from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.own_files import is_plain_file, refuse_linked_folders
 from fineweb_shards.tokenizers.encoder import TokenJoiner
-from fineweb_shards.types import Cursors, ShardSlice, Taken
+from fineweb_shards.types import Cursor, Cursors, ShardSlice, Taken
 from fineweb_shards.units import show_number_of, show_seconds
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.watching.run_files import PASS_NAMES
@@ -64,8 +64,10 @@ def find_piles(spec: OutputSpec, folder: Path, manifest: Manifest, observer: Obs
     if state is None or (lost := _find_lost(spec, folder, manifest, state)) is None:
         return manifest
     observer.tell(Event("piles", f"{lost} is not as it was written: the first pass of the shuffle begins anew"))
-    # As many: cursors of finished shards are places in them.
-    return _with_piles(replace(manifest, piles=None), state.count)
+    # As many, and the same ones: cursors of finished shards are places in them.
+    again = _with_piles(manifest, state.count)
+    assert again.piles is not None
+    return replace(again, piles=replace(again.piles, earlier_sha256=state.sha256 or state.earlier_sha256))
 
 
 def count_piles(spec: OutputSpec, expected_tokens: int | None) -> int:
@@ -79,8 +81,9 @@ def begin_piles(spec: OutputSpec, manifest: Manifest, expected_tokens: int | Non
 
 
 def _with_piles(manifest: Manifest, count: int) -> Manifest:
+    starts = (Cursor(0, 0),) * len(manifest.parts)
     taken = tuple(Taken() for _ in manifest.parts) if manifest.mix else ()
-    return replace(manifest, piles=PileState.beginning(count, manifest.input_end, taken))
+    return replace(manifest, piles=PileState.beginning(count, starts, taken))
 
 
 def _find_lost(spec: OutputSpec, folder: Path, manifest: Manifest, state: PileState) -> Path | None:

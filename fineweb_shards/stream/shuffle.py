@@ -64,6 +64,7 @@ class PileState:
     list_sha256: str = ""
     counts: Counts = _NO_COUNTS  # of the input up to `end`
     sha256: tuple[str, ...] = ()  # of each pile, once the pass has ended
+    earlier_sha256: tuple[str, ...] = ()  # if it is made again: what these were, because shards were made of them
 
     @classmethod
     def beginning(cls, count: int, starts: Cursors, taken: tuple[Taken, ...] = ()) -> PileState:

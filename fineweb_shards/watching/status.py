@@ -119,7 +119,7 @@ def _shuffle_values(manifest: Manifest) -> dict[str, int]:
 
 def describe_shuffle(manifest: Manifest) -> str:
     """Say by which seed the documents are shuffled and, until that is done, how far it is."""
-    shown, state = f"all documents, by seed {manifest.settings['shuffle']}", manifest.piles
+    shown, state = f"by seed {manifest.settings['shuffle']}", manifest.piles
     if state is None:
         return shown
     piles = show_number_of(state.count, "pile")

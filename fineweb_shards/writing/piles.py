@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fineweb_shards.errors import ChangedError
 from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.formats.piles import append_to_list, digest_of, list_block, list_path
 from fineweb_shards.store.manifest import Manifest, ManifestFile
@@ -206,5 +207,11 @@ class PileOutput:
         assert state is not None
         works = [PileWork(self._folder, ((n, tokens * width),), hashed=True) for n, tokens in enumerate(state.tokens)]
         hashes = [self._plane.wait(seal) for seal in [self._plane.seal(work) for work in works]]
-        self._save(replace(state, sha256=tuple(hashes)))
+        if self.manifest.shards and state.earlier_sha256 not in ((), tuple(hashes)):
+            raise ChangedError(
+                f"{self._spec.store.location}: the first pass of the shuffle was made again, and gave other documents "
+                "than those of which shards were made.",
+                "Has the input changed, or --on-bad-file? Start over with --fresh.",
+            )
+        self._save(replace(state, sha256=tuple(hashes), earlier_sha256=()))
         return self.manifest

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from fineweb_shards.errors import ChangedError
+from fineweb_shards.formats import jsonl
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run import shuffle
@@ -257,3 +259,29 @@ def test_piles_are_in_the_scratch_folder_and_removed(tmp_path: Path, monkeypatch
     assert manifest is not None
     assert manifest.is_shuffled
     assert json.loads((out / "manifest.json").read_text())["format"] == 6
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_other_piles_than_those_of_finished_shards_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the first pass has to be made again with another --on-bad-file, which a resume may have."""
+    monkeypatch.setattr(shuffle, "choose_count", lambda _: 3)
+    path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+
+    def stop() -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # with some shards
+        patch.setattr(Progress, "finish_shards", stop_after(3, stop))
+        with pytest.raises(KeyboardInterrupt):
+            runs.build_inline(out, path, shuffle=5, shard_tokens=2000, batch_bytes=4000)
+    (out / ".fineweb-shards" / "piles" / "0003").unlink()
+    before = runs.outputs_in(out)
+
+    def skip(self: Any, file: Any, batch: Any) -> Any:
+        return itertools.islice(chunks(self, file, batch), 1, None)
+
+    chunks = jsonl.JsonLinesFormat.chunks
+    monkeypatch.setattr(jsonl.JsonLinesFormat, "chunks", skip)
+    with pytest.raises(ChangedError, match="the first pass of the shuffle was made again, and gave other documents"):
+        runs.build_inline(out, path, shuffle=5, shard_tokens=2000, batch_bytes=100_000)
+    assert runs.outputs_in(out) == before

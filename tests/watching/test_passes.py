@@ -155,13 +155,13 @@ def test_a_dead_run_says_in_which_pass_it_was(tmp_path: Path) -> None:
     manifest = load_manifest(out)
     assert manifest is not None
     text = inline.run_command("status", out).stdout
-    assert f"all documents, by seed 7; pass 1 of 2: piles; {manifest.piled_tokens:,} tokens are in 3 piles" in text
+    assert f"by seed 7; pass 1 of 2: piles; {manifest.piled_tokens:,} tokens are in 3 piles" in text
     values = json.loads(inline.run_command("status", out, "--json").stdout)
     assert values["shuffle"] == {"seed": 7, "pass_number": 1, "piles": 3, "piled_tokens": manifest.piled_tokens}
     assert (values["shards"], values["heartbeat"]["snapshot"]["pass_number"]) == (0, 1)
     done = build(out, source)
-    assert "shuffle    all documents, by seed 7" in done.stdout
-    assert "all documents, by seed 7, in two passes, through 3 piles" in inline.run_command("status", out).stdout
+    assert "shuffle    by seed 7" in done.stdout
+    assert "by seed 7, in two passes, through 3 piles" in inline.run_command("status", out).stdout
 
 
 @pytest.mark.usefixtures("small_steps", "seen")
