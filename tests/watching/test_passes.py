@@ -146,6 +146,26 @@ def test_a_build_is_one_job(tmp_path: Path, seen: list[Snapshot], stop: int | No
     assert ("resuming" in done.stderr) == (stop is not None)
 
 
+@pytest.mark.usefixtures("small_steps")
+def test_piles_that_are_made_again_are_work(tmp_path: Path, seen: list[Snapshot]) -> None:
+    """The run begins with the shards alone; what is shown never becomes less, and ends where both passes end."""
+    source, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+    with interrupted_in(2):
+        assert build(out, source).returncode == 130
+    begun = load_manifest(out)
+    assert begun is not None
+    [*_, last_pile, _] = sorted((out / WORK_FOLDER / "piles").iterdir())
+    last_pile.unlink()
+    seen.clear()
+    done = build(out, source)
+    assert f"resuming   in the first pass, after 0 tokens; {begun.shard_count} shard" in done.stderr
+    assert (seen[0].pass_number, seen[0].resumed_tokens, seen[0].other_pass_tokens) == (1, 0, begun.tokens)
+    assert is_in_order([one.processed_tokens for one in seen])
+    assert (seen[-1].share, seen[-1].processed_tokens) == (1, 2 * TOKENS)
+    run = load_history(out).runs[-1]
+    assert (run.first_tokens, run.last_tokens) == (begun.tokens, 2 * TOKENS)
+
+
 @pytest.mark.usefixtures("small_steps", "seen")
 def test_a_dead_run_says_in_which_pass_it_was(tmp_path: Path) -> None:
     """Without a shard, too: to people and to programs; a finished one says by which seed."""
