@@ -56,8 +56,8 @@ _FIRST_INTERVAL_SECONDS = 1.0
 _MARK_CHARACTERS = 300
 WAIT = "wait"
 
-# What a token costs in the second pass of a shuffle, where it costs 1 in the first one, in processor time. A guess on the
-# safe side: builds of 0.7B and 0.07B tokens with and without --shuffle differed by 0.29 with gigatoken, 0.03 with
+# What a token costs in the second pass of a shuffle, where it costs 1 in the first one, in processor time. A guess on
+# the safe side: builds of 0.7B and 0.07B tokens with and without --shuffle differed by 0.29 with gigatoken, 0.03 with
 # tiktoken. Where the first pass waits for a network the second one takes less, too.
 SECOND_PASS_COST = 0.35
 PASS_NAMES = ("", "pass 1 of 2: piles", "pass 2 of 2: shards")  # of a shuffle
