@@ -204,6 +204,7 @@ class StatusResult:
     events: tuple[str, ...]  # the last lines of the log
     snapshot: Snapshot | None  # the run a few seconds ago
     parts: tuple[PartShare, ...]  # of a mix, in finished shards
+    shuffle: Mapping[str, int] | None  # how far a shuffle is
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,9 +375,11 @@ class _Bar:
             # A class of our own without tqdm's thread, which would stay in the caller's process for good.
             bar = type("Bar", (tqdm,), {"monitor_interval": 0})
             self._bar = bar(unit=" tokens", unit_scale=True, initial=event.resumed_tokens)
-        self._bar.total = event.expected_tokens
-        self._bar.set_postfix_str(event.reason or event.state, refresh=False)
-        self._bar.update(event.tokens - self._bar.n)
+        self._bar.total, done = event.expected_tokens, event.tokens
+        if event.pass_number and event.share is not None:  # one bar for both passes
+            done = round(event.share * (event.expected_tokens or 0))
+        self._bar.set_postfix_str(event.reason or event.pass_name or event.state, refresh=False)
+        self._bar.update(done - self._bar.n)
 
 
 def _words(target: AnyPath | None) -> list[str]:

@@ -68,7 +68,9 @@ def summary_lines(outcome: Outcome) -> list[str]:
     else:
         worked_seconds = outcome.seconds - run.stood_still_seconds
         speed = show_count(outcome.new_tokens / max(worked_seconds, 1e-9))
-        at_speed = f", {speed} tokens/s" if outcome.new_tokens else ""
+        # What a run has made of a shuffle that was begun before is only a part of the work.
+        is_part = manifest.is_shuffled and run.first_tokens > 0
+        at_speed = f", {speed} tokens/s" if outcome.new_tokens and not is_part else ""
         verified = "verified, " if job.config.verify and outcome.new_shards else ""
         first = f"Done: {verified}in {show_seconds(outcome.seconds)}{at_speed}."
         if manifest.seconds > worked_seconds + 1:  # waits are in neither of the two

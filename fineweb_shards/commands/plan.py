@@ -15,16 +15,9 @@ from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
 from fineweb_shards.run.input_sample import document_rows
 from fineweb_shards.run.job import make_job, open_manifest
-from fineweb_shards.run.plan import (
-    Plan,
-    check_disk,
-    make_plan,
-    mix_rows,
-    plan_warnings,
-    short_rows,
-    show_estimate,
-    split_error,
-)
+from fineweb_shards.run.plan import Plan, check_disk, make_plan, split_error
+from fineweb_shards.run.plan_text import mix_rows, plan_warnings, resume_text, short_rows, show_estimate
+from fineweb_shards.run.shuffle import find_piles
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.units import show_count, show_seconds
@@ -63,13 +56,17 @@ def run_plan(options: argparse.Namespace) -> None:
     except ShardError as error:
         refusal = error
     begins = manifest is not None and not manifest.complete
-    start, done_tokens = (manifest.end, manifest.tokens) if manifest and begins else ((), 0)
+    held = store.is_locked()
+    if manifest and begins and not held:
+        manifest = find_piles(job.output, config.pile_folder, manifest, observer)
+    rest: dict[str, Any] = {}
+    if manifest and begins:
+        rest = {"start": manifest.input_end, "done_tokens": manifest.tokens, "piles": manifest.piles}
     with tempfile.TemporaryDirectory() as scratch:
         tried = job.with_engine(Path(scratch))
-        plan = make_plan(tried, trial_seconds=1.0, start=start, done_tokens=done_tokens)
+        plan = make_plan(tried, trial_seconds=1.0, **rest)
     if begins and (refusal := split_error(plan)):
         manifest, begins = None, False
-    held = store.is_locked()
     proposal = "" if has_out else f"; name the folder: --out {config.out}"
     verdict = verdict_on(manifest, held=held)
     lines = plan_lines(plan, verdict + proposal)
@@ -96,9 +93,12 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
     if config.executor == "ray":
         rows = [row for row in rows if row[0] != "machine"]  # this one
         rows.append(("time", "depends on the cluster: docs/cluster.md has a table"))
-    elif plan.tokens_per_second and plan.tokens_left:
-        speed = f"{show_count(plan.tokens_per_second)} tokens/s"
-        duration = show_seconds(plan.tokens_left / plan.tokens_per_second)
+    elif plan.tokens_per_second and plan.seconds:
+        speed, passes = f"{show_count(plan.tokens_per_second)} tokens/s", ""
+        if plan.piles is not None:
+            speed += " in the first pass"
+            passes = " for the second pass" if plan.piles.ended else " for both passes"
+        duration = f"{show_seconds(plan.seconds)}{passes}"
         rows.append(("time", f"{duration} ({speed}, an estimate from a trial of one second)"))
     if verdict:
         rows.append(("build", verdict))
@@ -111,8 +111,7 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
 
 def plan_values(plan: Plan) -> dict[str, Any]:
     """Return the plan as values for JSON."""
-    extent, left, speed = plan.extent, plan.tokens_left, plan.tokens_per_second
-    config, forecast = plan.job.config, plan.forecast
+    extent, config, forecast = plan.extent, plan.job.config, plan.forecast
     return {
         "folder": plan.job.output.store.location,
         "tokens": extent.tokens,
@@ -123,8 +122,8 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "bytes": plan.output_bytes,
         "fetched_bytes": plan.bytes_to_fetch if plan.job.is_remote else 0,
         "done_tokens": plan.done_tokens,
-        "tokens_per_second": speed,
-        "seconds": left / speed if left is not None and speed else None,
+        "tokens_per_second": plan.tokens_per_second,
+        "seconds": plan.seconds,
         "parts": [
             {
                 "weight": own.weight,
@@ -148,6 +147,8 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
         return "would be refused, for the reason in the last lines"
     if manifest.complete:
         return f"nothing to do: complete, {manifest.tokens:,} tokens"
+    if manifest.is_shuffled and (after := resume_text(manifest)):
+        return f"would resume {after}"
     if manifest.shards:
         return f"would resume after {manifest.shards[-1].name}, {manifest.tokens:,} tokens are done"
     return "would begin"

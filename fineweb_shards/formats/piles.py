@@ -29,7 +29,7 @@ from fineweb_shards.texts import TokenLists
 from fineweb_shards.types import Batch, Cursor, Piles, Positions, TextChunk
 
 FOLDER = "piles"
-_ENTRY_BYTES = 2 * 8
+ENTRY_BYTES = 2 * 8  # of a document in the list
 _READ_BYTES = 2**20
 _KEPT_PILES = 2  # batches of two may be under way
 
@@ -85,9 +85,9 @@ def _read_entries(path: Path, number: int, table_bytes: int) -> Iterator[NDArray
             begins = np.frombuffer(file.read(table_bytes), "<i8")
             begin, end = begins[number : number + 2].tolist()
             if begin < end:
-                file.seek(position + table_bytes + _ENTRY_BYTES * begin)
-                yield np.frombuffer(file.read(_ENTRY_BYTES * (end - begin)), "<u8").reshape(-1, 2)
-            position += table_bytes + _ENTRY_BYTES * int(begins[-1])
+                file.seek(position + table_bytes + ENTRY_BYTES * begin)
+                yield np.frombuffer(file.read(ENTRY_BYTES * (end - begin)), "<u8").reshape(-1, 2)
+            position += table_bytes + ENTRY_BYTES * int(begins[-1])
 
 
 class _Pile:

@@ -12,6 +12,7 @@ from fineweb_shards.report.facts import Facts, Section, Table
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.watching.shares import shares_in, show_share
+from fineweb_shards.watching.status import describe_shuffle
 
 _STRETCHES = 150  # of the chart of a mix
 _SHOWN_TOKENS = 25
@@ -34,8 +35,8 @@ LEFT_OUT = (
 
 
 def list_parts(facts: Facts) -> Section | None:
-    """Return the parts of a mix as a table, and their shares along the stream as a chart, if a shard is finished; None
-    if the input is no mix."""
+    """Return the parts of a mix as a table, and their shares along the stream as a chart, if a shard is finished and
+    it is not shuffled; None if the input is no mix."""
     manifest = facts.status.manifest
     shares = shares_in(manifest) if manifest is not None else ()
     if manifest is None or not shares:
@@ -54,6 +55,8 @@ def list_parts(facts: Facts) -> Section | None:
     ]
     numbers = dict.fromkeys(("requested", "achieved", "tokens", "documents"), "number")
     table = Table({"part": "part", "input": "text", **numbers, "epoch": "name"}, rows)
+    if manifest.is_shuffled:  # then every shard is a random sample of the mix
+        return {"table": table, "chart": None}
     # The records of one checkpoint, and those of files for validation, have what the one before has.
     counts = [*dict.fromkeys([(0,) * len(shares), *(_tokens_of(record) for record in manifest.shards)])]
     last = len(counts) - 1
@@ -193,6 +196,8 @@ def list_settings(facts: Facts) -> Table | None:
     for settings in (*inputs, manifest.settings):
         given = {name: value for name, value in settings.items() if value not in ("", None)}
         rows += [[name, f"{value:,}" if type(value) is int else str(value)] for name, value in given.items()]
+    if manifest.is_shuffled:
+        rows = [row if row[0] != "shuffle" else ["shuffle", describe_shuffle(manifest)] for row in rows]
     rows.append(["input files", f"{sum(len(part.files) for part in manifest.parts):,}"])
     rows.append(["for validation", manifest.split_rule.describe()])
     rows += [[name, version] for name, version in manifest.versions.items()]

@@ -52,8 +52,9 @@ def _list_figures(facts: Facts) -> Iterator[tuple[str, str]]:
     running = heartbeat is not None and facts.status.state == RUNNING
     if heartbeat is not None and running:
         now = heartbeat.snapshot
-        share = f" ({100 * now.share:.1f} %)" if now.share is not None else ""
-        yield "tokens so far", f"{show_count(now.tokens)}{share}"
+        in_pass, of_both = (f" in pass {now.pass_number} of 2", " of both") if now.pass_number else ("", "")
+        share = f" ({100 * now.share:.1f} %{of_both})" if now.share is not None else ""
+        yield f"tokens so far{in_pass}", f"{show_count(now.tokens)}{share}"
         if now.seconds_left is not None:
             yield "time left", show_seconds(now.seconds_left)
         if now.tokens_per_second:
@@ -66,7 +67,8 @@ def _list_figures(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "on disk", show_bytes(sum(record.bytes for record in manifest.shards))
         if manifest.seconds and manifest.tokens:
             yield "working time, without waits", show_seconds(manifest.seconds)
-            yield "tokens/s while working", show_count(manifest.tokens / manifest.seconds)
+            if manifest.complete or not manifest.is_shuffled:  # else much of the time was for shards to come
+                yield "tokens/s while working", show_count(manifest.tokens / manifest.seconds)
     if len(runs) > 1:
         yield "runs", f"{len(runs):,}"
     if (waited_seconds := sum(run.stood_still_seconds for run in runs)) >= 1:
@@ -86,15 +88,16 @@ def list_runs(facts: Facts) -> Section | None:
     runs, manifest = facts.history.runs[-_SHOWN_RUNS:], facts.status.manifest
     if not runs:
         return None
-    # The tokens of a run that are in finished shards: the next run began after those.
+    # The tokens of a run that are in finished shards, or recorded in piles: the next run began after those.
     ends = [after.first_tokens for _, after in pairwise(runs)]
-    ends.append(manifest.tokens if manifest is not None else runs[-1].first_tokens)
+    ends.append(manifest.tokens + manifest.piled_tokens if manifest is not None else runs[-1].first_tokens)
     kept = [(run, max(0, end - run.first_tokens)) for run, end in zip(runs, ends, strict=True)]
     active = runs[-1] if facts.status.state == RUNNING else None
     rows = [_run_row(run, tokens, active=run is active) for run, tokens in kept]
     shown = len(_RUN_COLUMNS) if any(run.fetched_bytes for run in runs) else len(_RUN_COLUMNS) - 1
     table = Table(dict([*_RUN_COLUMNS.items()][:shown]), [row[:shown] for row in rows])
-    return {"table": table, "lost_tokens": any(run.new_tokens > tokens for run, tokens in kept)}
+    lost_tokens = any(run.new_tokens > tokens for run, tokens in kept)
+    return {"table": table, "lost_tokens": lost_tokens, "passes": manifest is not None and manifest.is_shuffled}
 
 
 def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:

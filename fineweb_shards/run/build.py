@@ -26,8 +26,9 @@ from fineweb_shards.report.page import closing_lines, write_report
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
 from fineweb_shards.run.output_text import training_error
-from fineweb_shards.run.plan import check_disk, make_plan, short_lines, split_error
-from fineweb_shards.run.shuffle import find_piles, make_piles, remove_piles, second_pass
+from fineweb_shards.run.plan import check_disk, make_plan, split_error
+from fineweb_shards.run.plan_text import resume_text, short_lines
+from fineweb_shards.run.shuffle import find_piles, make_piles, remove_piles, second_pass, tell_begin, tell_end
 from fineweb_shards.run.stream import QUARANTINE_NAME, Running
 from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
@@ -38,7 +39,7 @@ from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursors, ShardRecord, ShardSlice
-from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
+from fineweb_shards.units import show_bytes, show_number_of, show_seconds
 from fineweb_shards.watching.monitor import Monitor, StartObserver
 from fineweb_shards.watching.progress import Progress, Total
 from fineweb_shards.watching.run_files import EventLog, RunRecord, current_invocation, load_history
@@ -168,8 +169,11 @@ def _build_rest(
     """Make the shards that are not in the manifest yet."""
     store = job.output.store
     history = load_history(job.folder)
-    history.begin_run(manifest.tokens, job.budget.memory_bytes)
     progress = Progress(log, screen, history, begun=manifest)
+    if job.config.shuffle is not None:
+        manifest = find_piles(job.output, job.config.pile_folder, manifest, progress)
+        progress.begin_pass(manifest)
+    history.begin_run(manifest.tokens + manifest.piled_tokens, job.budget.memory_bytes)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
     job = replace(job, source=job.source.reopened(progress))
@@ -183,7 +187,7 @@ def _build_rest(
 
             def open_executor(one: Job) -> Executor:
                 if one is not job:
-                    monitor.executor, monitor.is_remote = _make_executor(one, manifest, progress), False
+                    monitor.replace_executor(_make_executor(one, manifest, progress), is_remote=False)
                 return monitor.executor
 
             result = run_passes(job, manifest, open_executor, progress, lambda one: announce_plan(job, one, progress))
@@ -199,7 +203,7 @@ def _build_rest(
     shards = show_number_of(result.shard_count, "shard")
     log.write(Event("end", f"complete: {result.tokens:,} tokens in {shards}; "
                         f"{new_tokens:,} of them in {show_seconds(seconds)}, "
-                        f"peak memory {show_bytes(executor.peak_bytes)}"))  # fmt: skip
+                        f"peak memory {show_bytes(monitor.peak_bytes)}"))  # fmt: skip
     made = len({record.name for record in sealed})
     return Outcome(job, result, made, new_tokens, seconds, history.runs[-1])
 
@@ -211,20 +215,21 @@ def run_passes(
     progress: Progress,
     announce: Callable[[Manifest], Manifest] = lambda manifest: manifest,
 ) -> Manifest:
-    """Run a build with --shuffle; return the final manifest. Each pass has an executor of its own; while the first one
-    of this run starts, the plan is announced."""
-    begun = manifest = find_piles(job.output, job.config.pile_folder, manifest, progress)
-    if manifest.piles is None or not manifest.piles.ended:
+    """Run a build with --shuffle, from a manifest whose piles were found; return the final one. Each pass has an
+    executor of its own; while the first one of this run starts, the plan is announced."""
+    begun = manifest
+    progress.begin_pass(manifest)
+    if begun.pass_number == 1:
         with open_executor(job) as executor:
             manifest = make_piles(job, announce(manifest), executor, progress)
+        progress.begin_pass(manifest)
     second = second_pass(job, manifest)
     with open_executor(second) as executor:
-        if begun.piles == manifest.piles:
+        if begun.pass_number == 2:
             manifest = announce(manifest)
-        assert manifest.piles is not None
-        total = Total(sum(manifest.piles.tokens), exact=True)
-        progress.begin_second_pass(total, second.source.share_before, manifest)
+        began = tell_begin(manifest, progress)
         manifest = run(second, replace(manifest, seconds=begun.seconds), executor, progress)
+        tell_end(manifest, progress, began)
     remove_piles(job.config.pile_folder)
     return manifest
 
@@ -266,14 +271,14 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
 def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     """Make and show the plan of what is still to do, and refuse what the disk can't hold. Return the manifest; in a new
     one, set the number of digits in the names of shards."""
-    plan = make_plan(job, trial_seconds=0, start=manifest.input_end, done_tokens=manifest.tokens)
+    start, done = manifest.input_end, manifest.tokens
+    plan = make_plan(job, trial_seconds=0, start=start, done_tokens=done, piles=manifest.piles)
     if error := split_error(plan):
         raise error
     plan = replace(plan, fetched_bytes=progress.fetched_bytes)
     lines = short_lines(plan)
-    if manifest.shards:
-        finished = f"{show_number_of(manifest.shard_count, 'shard')}, {show_count(manifest.tokens)} tokens"
-        lines.append(f"{'resuming':<10} after {finished}")
+    if after := resume_text(manifest):
+        lines.append(f"{'resuming':<10} {after}")
     for line in lines:
         progress.tell(Event("plan", line))
     check_disk(plan)

@@ -20,12 +20,13 @@ import numpy as np
 from tqdm import tqdm
 
 import fineweb_shards
-from fineweb_shards.errors import ChangedError, DiskFullError, InputError, UsageError
+from fineweb_shards.errors import ChangedError, InputError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import DataPlane, InProcessPlane
 from fineweb_shards.layouts.base import ShardFormat, choose_digits, tokens_of
 from fineweb_shards.reading.verify import read_stream
 from fineweb_shards.run.config import Config
+from fineweb_shards.run.disk_space import Rest, check_needs, find_needs
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.run.output_text import stray_warnings, training_error
 from fineweb_shards.run.shuffle import begin_piles, find_piles, pile_source, read_piles, remove_piles, second_spec
@@ -43,14 +44,13 @@ from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.boundaries import NO_POSITIONS, Span
 from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.split import VAL_SETTINGS
-from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.definition import copy_definition
 from fineweb_shards.types import Counts, Cursor, Cursors, ShardRecord, ShardSlice, Split, TokenBlock
-from fineweb_shards.units import show_bytes
+from fineweb_shards.watching.run_files import PASS_NAMES
 from fineweb_shards.writing.piles import PileOutput, make_pile_packer
-from fineweb_shards.writing.placement import Output, begin_output, make_packer, shards_at_once
+from fineweb_shards.writing.placement import Output, begin_output, make_packer
 
 # The settings that an export may change; all others describe the documents, and are kept.
 OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "shuffle")
@@ -183,17 +183,14 @@ def export(
         # How long a mix is, only its end will tell.
         if not manifest.shards and not manifest.mix and (error := training_error(spec, config, job.tokens, documents)):
             raise error
-        size_bytes = spec.shard_format.size_bytes
-        total, shard = size_bytes(max(0, job.tokens - manifest.tokens)), size_bytes(spec.shard_tokens)
-        needed, free = spec.store.scratch_bytes(total, shard, shards_at_once(0)), free_disk_bytes(spec.folder)
-        if needed > free:
-            raise DiskFullError(
-                f"{spec.folder}: the export needs {show_bytes(needed)}, {show_bytes(free)} are free.",
-                "Free some space, or choose another --out.",
-            )
+        manifest = find_piles(spec, config.pile_folder, manifest, observer)
+        rest = Rest(job.tokens, documents, manifest.tokens, workers=0)
+        if config.shuffle is not None:
+            rest = dataclasses.replace(rest, piles=manifest.piles or begin_piles(spec, manifest, job.tokens).piles)
+        needs, has_limit = find_needs(spec, config.pile_folder, rest), bool(config.parts)
+        check_needs(needs, spec, exact=not manifest.mix, has_limit=has_limit)
         for warning in stray_warnings(spec.store, spec.layout):
             say(f"{'WARNING':<10} {warning}")
-        manifest = find_piles(spec, config.pile_folder, manifest, observer)
         begin = time.monotonic()
         result = _write(job, config, manifest, Disk(spec.folder, config.max_outage, observer))
         return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
@@ -253,8 +250,10 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk) -> Ma
 
         if config.shuffle is None:
             return _write_shards(spec, config, manifest, job.read(manifest), job.limit_tokens, plane, disk, advance)
-        if manifest.piles is None or not manifest.piles.ended:
+        if manifest.pass_number == 1:
+            bar.set_description_str(PASS_NAMES[1])
             manifest = _write_piles(job, config, manifest, plane, disk, advance)
+        bar.set_description_str(PASS_NAMES[2])
         source, second = pile_source(spec, config, manifest), second_spec(spec)
         sections = read_piles(source, second, manifest.end)
         manifest = _write_shards(

@@ -22,6 +22,7 @@ from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.watching.shares import share_rows, shares_in
+from fineweb_shards.watching.status import describe_shuffle
 
 _MOST_EXPECTED_FILES = 20_000
 _SHOWN_STRAYS = 3
@@ -184,6 +185,7 @@ def result_lines(
         f"{kind:<10} {manifest.shard_count:,}, {size}",
         f"{'tokens':<10} {manifest.tokens:,}{of_them}",
         f"{'documents':<10} {manifest.documents:,}",
+        *([f"{'shuffle':<10} {describe_shuffle(manifest)}"] if manifest.is_shuffled else []),
         *(f"{name:<10} {text}" for name, text in share_rows(shares_in(manifest))),
         *facts,
         *(f"{'note':<10} {note}" for note in (*notes, *output_notes(spec, manifest))),

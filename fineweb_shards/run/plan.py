@@ -1,13 +1,9 @@
-"""`plan`: predict what a build will do, before anything is written.
-
-Parquet footers give the number of documents and the sizes, FineWeb's `token_count` column the exact number of tokens,
-also of those documents that --where and the limits keep. Everything else is estimated from a few batches spread over
-the files, and marked as an estimate.
+"""`plan`: predict what a build will do, before anything is written. How large the input is, extent.py finds out.
 
 Of a mix the weights decide how much is read of each part, and which one runs out first (`forecast_parts`). The tokens
 are exact to one document of each part: the lengths of single documents are not known.
 
-The plan's text here is the short one, for the beginning of a build; `plan` shows more (commands/plan.py).
+The plan's text is in plan_text.py.
 """
 
 from __future__ import annotations
@@ -16,78 +12,35 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from fineweb_shards.errors import BadFileError, DiskFullError, NoTrainingError
-from fineweb_shards.formats.parquet import ParquetFormat
-from fineweb_shards.formats.registry import FORMATS, TEXT
+from fineweb_shards.errors import NoTrainingError
+from fineweb_shards.formats.registry import FORMATS
+from fineweb_shards.run.disk_space import DiskNeed, Rest, check_needs, find_needs
+from fineweb_shards.run.extent import Extent, measure_extent
 from fineweb_shards.run.input_sample import (
     QUICK_SAMPLE_BYTES,
-    InputSample,
-    MeasuredSample,
     take_sample,
 )
 from fineweb_shards.run.job import Job
-from fineweb_shards.run.output_text import expect_files, reader_warnings, stray_warnings, training_error
+from fineweb_shards.run.output_text import training_error
+from fineweb_shards.run.shuffle import count_piles
 from fineweb_shards.sources.source import Source
-from fineweb_shards.storage.place import HUB_ON_DISK, STANDARD_INPUT, InputFile
-from fineweb_shards.storage.streams import expansion_of
+from fineweb_shards.storage.place import HUB_ON_DISK
 from fineweb_shards.stream.mix import MixRule
-from fineweb_shards.system.machine import busy_cores, free_disk_bytes, usable_cores
-from fineweb_shards.system.terminal import printable
+from fineweb_shards.stream.shuffle import PileState
+from fineweb_shards.system.machine import busy_cores
 from fineweb_shards.types import Cursor, Cursors
-from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import GPT2
-from fineweb_shards.writing.placement import shards_at_once
+from fineweb_shards.watching.run_files import SECOND_PASS_COST
 
 _BEGINNING = Cursor(0, 0)
 _SAMPLE_BYTES = 24 * 2**20
-_FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
-REMOTE_FOOTERS = 3
-_CHEAP_ROW_GROUPS = 64  # reading token_count on the hub takes a request for each row group
 # Measured with two workers on two cores, which they share with the parent: it packs, hashes and writes.
 _PARALLEL_EFFICIENCY = 0.7
-_ESTIMATE_TOLERANCE = 0.9
-_SHOWN_FILES = 3
-_BUSY_SHARE = 0.5  # of the cores, from which on other programs slow a build down
 _MOST_TOKENS_PER_BYTE = 3  # an invalid byte becomes U+FFFD, whose three bytes may be a token each
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The size of the stream, or of a part of the input. `exact`: the tokens were counted, not estimated."""
-
-    documents: int | None
-    tokens: int | None  # EOT included
-    exact: bool
-    batches: int = 0  # that workers will be given; an estimate unless all footers were read
-    documents_exact: bool = False
-
-    def __add__(self, other: Extent) -> Extent:
-        def add(one: int | None, two: int | None) -> int | None:
-            return None if one is None or two is None else one + two
-
-        return Extent(
-            add(self.documents, other.documents),
-            add(self.tokens, other.tokens),
-            self.exact and other.exact,
-            self.batches + other.batches,
-            self.documents_exact and other.documents_exact,
-        )
-
-    def scaled(self, factor: Fraction | int) -> Extent:
-        """Return the extent of so many times the documents, or of a share of them, rounded."""
-        documents = None if self.documents is None else round(self.documents * factor)
-        tokens = None if self.tokens is None else round(self.tokens * factor)
-        return replace(self, documents=documents, tokens=tokens, batches=math.ceil(self.batches * factor))
-
-    def sampled(self, share: float) -> Extent:
-        """Return the extent of a random sample: of the same batches, and only an estimate."""
-        if share == 1:
-            return self
-        return replace(self.scaled(Fraction(share)), exact=False, documents_exact=False, batches=self.batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +78,12 @@ class Plan:
     separator_rows: list[tuple[str, str]]  # to show how text files, if there are any, are split
     first_documents: list[str]
     tokens_per_second: float | None  # of all workers, by a trial on this machine
-    free_bytes: int
     read_bytes: int  # of the input, by all runs together: --max-tokens may end early, epochs count each time
     bytes_to_fetch: int  # still, in whole batches; an estimate unless it is all of the input
     done_tokens: int = 0  # in finished shards
     fetched_bytes: int = 0  # over the network, for this plan
     busy_cores: float = 0.0  # with other programs, before the build
+    piles: PileState | None = None  # of a shuffle: how far its first pass is
 
     @property
     def tokens_left(self) -> int | None:
@@ -144,17 +97,40 @@ class Plan:
         return None if left is None else self.job.output.shard_format.size_bytes(left)
 
     @property
+    def seconds(self) -> float | None:
+        """How long the rest takes, with both passes of a shuffle; None if that is not known."""
+        left, speed = self.tokens_left, self.tokens_per_second
+        if left is None or not speed:
+            return None
+        if self.piles is None:
+            return left / speed
+        first_left = 0 if self.piles.ended else max(0, left + self.done_tokens - sum(self.piles.tokens))
+        return (first_left + SECOND_PASS_COST * left) / speed
+
+    @property
+    def disk_needs(self) -> list[DiskNeed]:
+        """What the rest takes on this machine's disks; nothing if the length of the stream is not known."""
+        extent, job = self.extent, self.job
+        if extent.tokens is None:
+            return []
+        rest = Rest(extent.tokens, extent.documents or 0, self.done_tokens, job.budget.workers, self.piles)
+        return find_needs(job.output, job.config.pile_folder, rest)
+
+    @property
     def shards(self) -> int | None:
         if self.extent.tokens is None:
             return None
         return -(-self.extent.tokens // self.job.output.shard_tokens)
 
 
-def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_tokens: int = 0) -> Plan:
+def make_plan(
+    job: Job, *, trial_seconds: float, start: Cursors = (), done_tokens: int = 0, piles: PileState | None = None
+) -> Plan:
     """Sample the input and make a plan. With a trial of more than 0 seconds, as for `plan`, it also tells the speed and
     looks at every footer; what is estimated is the same as without, as for `build`.
 
-    `start` is where a run will begin, after `done_tokens`: from the hub nothing before it is fetched.
+    `start` is where a run will begin, after `done_tokens` in shards: from the hub nothing before it is fetched. `piles`
+    are those of a shuffle, if its first pass has begun.
     """
     config = job.config
     with contextlib.closing(job.source.reopened()) as source:
@@ -170,6 +146,10 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_token
         exact=extent.exact and (takes_all or forecast.cut),
         documents_exact=extent.documents_exact and takes_all and config.max_tokens is None,
     )
+    if config.shuffle is not None and piles is None:
+        piles = PileState.beginning(count_piles(job.output, extent.tokens), starts)
+    if piles is not None and piles.ended:
+        extent = replace(extent, tokens=sum(piles.tokens), documents=piles.documents, exact=True, documents_exact=True)
     read_bytes = to_fetch = 0
     tokens, seconds = 0, 0.0  # of those parts of which something is taken, by one worker
     for part, one in zip(parts, taken, strict=True):
@@ -191,11 +171,11 @@ def make_plan(job: Job, *, trial_seconds: float, start: Cursors = (), done_token
         [row for part in parts for row in part.separator_rows],
         [text for part in parts for text in part.first_documents],
         alone * job.budget.workers * _PARALLEL_EFFICIENCY or None,
-        free_disk_bytes(job.folder),
         read_bytes,
         to_fetch,
         done_tokens,
         busy_cores=busy_cores(),
+        piles=piles,
     )
 
 
@@ -236,7 +216,7 @@ def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) ->
     # Files for validation are measured by themselves where they count in another way than the others.
     val_files = part.val_files if job.config.mix or own.epochs > 1 else 0
     val, train = (
-        _measure_extent(sample, files, first, every_footer=trial_seconds > 0).sampled(own.sample)
+        measure_extent(sample, files, first, every_footer=trial_seconds > 0).sampled(own.sample)
         for files in (part.files[:val_files], part.files[val_files:])
     )
     bytes_before = sum(part.file(number).size_bytes for number in range(start.file))
@@ -327,21 +307,8 @@ def forecast_parts(
 
 
 def check_disk(plan: Plan) -> None:
-    """Raise DiskFullError if the disk can't hold the shards. An estimated size is first reduced by 10 %."""
-    output, total, free = plan.job.output, plan.output_bytes, plan.free_bytes
-    if total is None:
-        return
-    # On this machine: of all shards or, if they go to a bucket, of those that are being made.
-    shard_bytes = output.shard_format.size_bytes(output.shard_tokens)
-    needed = output.store.scratch_bytes(total, shard_bytes, shards_at_once(plan.job.budget.workers))
-    place = "--scratch" if output.store.is_remote else "--out"
-    about, remark = ("", "") if plan.extent.exact else ("about ", " (an estimate)")
-    if free < (needed if plan.extent.exact else needed * _ESTIMATE_TOLERANCE):
-        raise DiskFullError(
-            f"{plan.job.folder}: the shards need {about}{show_bytes(needed)}{remark}, {show_bytes(free)} "
-            f"are free: {about}{show_bytes(needed - free)} are missing.",
-            f"Free some space, choose another {place}, or end earlier with --max-tokens.",
-        )
+    """Raise DiskFullError if a disk can't hold what is to be written."""
+    check_needs(plan.disk_needs, plan.job.output, exact=plan.extent.exact)
 
 
 def split_error(plan: Plan) -> NoTrainingError | None:
@@ -367,287 +334,3 @@ def split_error(plan: Plan) -> NoTrainingError | None:
     tokens = int(most) if extent.tokens is None else extent.tokens
     about = not extent.exact and tokens != limit
     return training_error(job.output, job.config, tokens, extent.documents or 1, about=about)
-
-
-def _measure_extent(sample: InputSample, files: tuple[InputFile, ...], start: Cursor, *, every_footer: bool) -> Extent:
-    """Count or estimate the documents and tokens of files of a part of the input."""
-    job, part = sample.job, sample.part
-    files = tuple(file for file in files if file.problem is None)
-    if any(file.is_pipe for file in files) or (every_footer and any(file.is_missing for file in files)):
-        return Extent(None, None, exact=False)  # `plan` downloads nothing
-    if all(isinstance(part.reader_of(file), ParquetFormat) for file in files):
-        seen = _parquet_extent(sample, files, start, every_footer=every_footer)
-        is_counted = len(files) <= REMOTE_FOOTERS or not part.costs_requests
-        if part.settings.where is not None or sample.limits:
-            is_counted = seen.exact
-        # A row of ids may hold several documents.
-        seen = replace(seen, documents_exact=is_counted and part.settings.tokens_column is None)
-        if seen.exact or not every_footer:
-            return seen
-        # What is not known exactly is estimated as `build` does it; the footers have told the documents.
-        return replace(seen, tokens=_parquet_extent(sample, files, start, every_footer=False).tokens)
-    measured = sample.measured
-    if not measured.text_bytes:
-        return Extent(0, 0, exact=False)
-    # After decompression; files that are not on the disk yet, because they come from the hub, as if they were like
-    # those that are, and those in a bucket like the first few.
-    chosen = [file for file in files if not file.is_missing]
-    chosen = [file for file in chosen if not file.is_remote] or chosen[:REMOTE_FOOTERS]
-    packed = unpacked = 0.0
-    for file in chosen:
-        expansion = expansion_of(file, part.reader_of(file).place)
-        packed, unpacked = packed + file.size_bytes, unpacked + file.size_bytes * expansion
-    total_bytes = unpacked / max(1, packed) * sum(file.size_bytes for file in files)
-    scale = total_bytes / sample.read_bytes
-    texts = [file for file in files if file.format == TEXT and file.size_bytes]
-    # A document may be longer than the sample of its file, which then has none that ends.
-    documents = max(len(texts), round(sample.documents * scale))
-    if part.settings.separator == "none" and len(texts) == len(files):
-        documents = len(files)
-    # The sample keeps only a part of what was read, and the trial may have encoded only a part of that.
-    sampled_tokens = (measured.tokens - measured.documents) * (sample.content_bytes / measured.text_bytes)
-    tokens = round(documents + sampled_tokens * scale)
-    batches = len(files) + round(total_bytes / job.config.batch_bytes)
-    return _within_limits(Extent(documents, tokens, exact=False, batches=batches), measured)
-
-
-def _parquet_extent(sample: InputSample, files: tuple[InputFile, ...], start: Cursor, *, every_footer: bool) -> Extent:
-    """Count documents by the footers, and tokens by `token_count`; estimate tokens if a file lacks it."""
-    part, limits = sample.part, sample.limits
-    most = len(files) if every_footer else _FOOTERS_AT_ONCE
-    chosen = files[:most]
-    if part.costs_requests:
-        ahead = tuple(file for file in files if file.index >= start.file)
-        chosen = ahead[: REMOTE_FOOTERS if every_footer else 1] or files[-1:]
-    rows = documents = text_bytes = counted = batches = 0
-    all_counted = True
-    for file in chosen:
-        parquet = part.reader_of(file)
-        assert isinstance(parquet, ParquetFormat)
-        try:
-            footer = parquet.footer(file)
-            few = len(footer.group_rows) <= _CHEAP_ROW_GROUPS and parquet.row_filter is None
-            cheap = not part.costs_requests or (every_footer and few)
-            stated = parquet.stated_extent(file, limits.least_tokens, limits.most_tokens) if cheap else None
-            batches += sum(1 for _ in parquet.batches(file, 0, False))
-        except BadFileError:
-            if not part.settings.skip_bad:
-                raise
-            continue
-        rows += sum(footer.group_rows)
-        text_bytes += sum(footer.group_bytes)
-        if stated is None:
-            all_counted = False
-        else:
-            documents += stated.documents
-            counted += stated.tokens
-    scale = sum(file.size_bytes for file in files) / max(1, sum(file.size_bytes for file in chosen))
-    batches = round(batches * scale)
-    if all_counted:
-        tokens = round((counted + documents) * scale)
-        return Extent(round(documents * scale), tokens, chosen == files, batches)
-    measured = sample.measured
-    per_byte = (measured.tokens - measured.documents) / max(1, measured.text_bytes)
-    if part.settings.where is not None:  # what is kept may be longer or shorter than the others
-        rows = round(rows * sample.documents / max(1, sample.seen_documents))
-        text_bytes = round(rows * sample.content_bytes / max(1, sample.documents))
-    tokens = round((rows + text_bytes * per_byte) * scale)
-    return _within_limits(Extent(round(rows * scale), tokens, False, batches), measured)
-
-
-def _within_limits(extent: Extent, measured: MeasuredSample) -> Extent:
-    """Reduce an estimate by what --min-tokens and --max-document-tokens leave out of the sample."""
-    if extent.documents is None or extent.tokens is None or not measured.documents:
-        return extent
-    documents = extent.documents * measured.kept_documents / measured.documents
-    tokens = extent.tokens * measured.kept_tokens / max(1, measured.tokens)
-    return replace(extent, documents=round(documents), tokens=round(tokens), exact=False)
-
-
-def short_lines(plan: Plan) -> list[str]:
-    """Return the plan in a few lines, with warnings, for the beginning of a build. They also show how a text is split
-    into documents, because later nothing shows it."""
-    rows = [*short_rows(plan), *plan.separator_rows]
-    rows += [("WARNING", warning) for warning in plan_warnings(plan)]
-    return [f"{name:<10} {text}" for name, text in rows]
-
-
-def plan_warnings(plan: Plan) -> list[str]:
-    """Return warnings about problems that the loader of the files will have, and about a mix that ends at once, as far
-    as the plan can tell."""
-    job, extent = plan.job, plan.extent
-    warnings = stray_warnings(job.output.store, job.layout)
-    if job.config.mix and not job.config.mix.until_all and 0 in plan.forecast.available:
-        empty = plan.forecast.available.index(0)
-        about = "" if plan.part_extents[empty].exact else "By the estimate: "
-        warnings.append(
-            f"{about}part {empty + 1} has no document, and the mix ends at its first turn. Leave it out, or choose "
-            "--mix-until all-exhausted."
-        )
-    if extent.tokens and extent.documents and not split_error(plan):
-        exact = extent.exact and job.output.split_rule.counts_tokens
-        val_bytes = sum(file.size_bytes for file in job.source.files if file.for_validation)
-        share = val_bytes / max(1, plan.read_bytes)
-        files = expect_files(job.output, extent.tokens, extent.documents, exact=exact, val_files_share=share)
-        about = "" if exact else "By the estimate: "
-        warnings += [f"{about}{warning}" for warning in reader_warnings(job.output, files, made=False)]
-    return warnings
-
-
-def short_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return name and text of each line."""
-    return [*_input_rows(plan), *_tokenizer_rows(plan.job), *_output_rows(plan), *_machine_rows(plan)]
-
-
-def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    job, source = plan.job, plan.job.source
-    fetch = ""
-    if job.is_remote:
-        whole = plan.bytes_to_fetch == source.size_bytes
-        of_it = " of it" if plan.bytes_to_fetch < source.size_bytes else ""
-        fetch = " to fetch" if whole else f", about {show_bytes(plan.bytes_to_fetch)}{of_it} to fetch"
-        fetch += f", {show_bytes(plan.fetched_bytes)} fetched for this plan" if plan.fetched_bytes else ""
-    several = len(source.parts) > 1
-    if several:
-        total = f"{show_number_of(len(source.files), 'file')}, {show_bytes(source.size_bytes)}"
-        how = "mixed by tokens" if job.config.mix else "one after the other"
-        yield "input", f"{len(source.parts)} parts, {how}: {total}{fetch}"
-    for number, (part, config) in enumerate(zip(source.parts, job.config.part_configs, strict=True), 1):
-        files = [file for file in part.files if not file.is_pipe]
-        named = [file for file in part.files if file.is_pipe and file.path != STANDARD_INPUT]
-        counts = [f"{show_number_of(len(files), 'file')}, {show_bytes(part.size_bytes)}"] if files else []
-        counts += [show_number_of(len(named), "pipe")] if named else []  # whose size is unknown
-        counts += ["standard input"] if len(files) + len(named) < len(part.files) else []
-        hub = part.settings.hub
-        where = f"{' '.join(filter(None, (hub.dataset, hub.name)))} at {hub.commit[:10]}: " if hub else ""
-        kinds = ", ".join(sorted({file.format for file in part.files}))
-        shown = f"{where}{', and '.join(counts) or 'no file'}{'' if several else fetch} ({kinds})"
-        if several:
-            extent = plan.part_extents[number - 1]
-            shown += f", {show_estimate(extent.tokens, exact=extent.exact)} tokens" if extent.tokens else ""
-        yield f"part {number}" if several else "input", shown
-        if job.config.mix:
-            share = show_share(float(job.config.mix.shares()[number - 1]))
-            epochs = f", {config.epochs:,} epochs" if config.epochs > 1 else ""
-            yield "weight", f"{config.weight:,} ({share}){epochs}"
-        elif config.epochs > 1:
-            yield "epochs", f"{config.epochs:,}, one after the other"
-        if config.where:
-            yield "kept", f"documents with {config.where}"
-        if config.sample < 1:
-            yield "kept", f"{show_share(config.sample)} of the documents at random (seed {config.sample_seed})"
-        limits = [f"at least {config.min_tokens:,}"] if config.min_tokens else []
-        most = config.max_document_tokens
-        limits += [f"at most {most:,}"] if most is not None else []
-        if limits:
-            yield "kept", f"documents of {' and '.join(limits)} tokens"
-    if job.config.mix:
-        yield "mix", _mix_end(plan)
-    for note in job.notes:
-        yield "note", note
-
-
-def _mix_end(plan: Plan) -> str:
-    """Say when a mix ends, and which part runs out first."""
-    forecast, first = plan.forecast, plan.forecast.first_end
-    unknown = [f"part {number}" for number, tokens in enumerate(forecast.available, 1) if tokens is None]
-    doubt = f", unless {' or '.join(unknown)}, of unknown size, does so before" if unknown else ""
-    rule = plan.job.config.mix
-    assert rule is not None
-    after = "" if first is None else f"after about {show_count(forecast.ends[first] or 0)} tokens"
-    if first is None:
-        if forecast.cut:
-            return f"until --max-tokens, before any part runs out{doubt}"
-        return "until all parts run out" if rule.until_all else "until a part runs out"
-    if not rule.until_all:
-        return f"until part {first + 1} runs out, {after}{doubt}"
-    if forecast.cut:
-        return f"until --max-tokens; part {first + 1} runs out before, {after}{doubt}"
-    return f"until all parts run out; part {first + 1} is first, {after}{doubt}"
-
-
-def mix_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield what the stream takes of each part of a mix."""
-    forecast = plan.forecast
-    columns = zip(forecast.available, forecast.taken, forecast.shares(), forecast.ends, strict=True)
-    for number, (available, taken, share, end) in enumerate(columns, 1):
-        if taken is None:
-            yield "", f"part {number}: tokens unknown before the end"
-            continue
-        of = f"all {show_count(taken)}" if taken == available else show_count(taken)
-        of += f" of {show_count(available)}" if available is not None and taken != available else ""
-        shown = f"part {number}: {of} tokens" + ("" if share is None else f", {show_share(share)}")
-        yield "", shown + ("" if end is None else f", runs out after {show_count(end)}")
-
-
-def show_share(share: float) -> str:
-    """Return a share in percent."""
-    return f"{100 * share:.3g} %"
-
-
-def _tokenizer_rows(job: Job) -> Iterator[tuple[str, str]]:
-    """Say what encodes, if it is not GPT-2: nobody should find out in the morning that EOT is another one."""
-    vocabulary, engine = job.vocabulary, job.engine
-    if vocabulary == GPT2:
-        return
-    names = {number: name for name, number in job.definition.special_tokens.items()}
-    name = printable(names.get(vocabulary.eot, ""))
-    eot = f"{name} ({vocabulary.eot})" if name else str(vocabulary.eot)
-    dtype = job.output.shard_format.dtype.name
-    yield "tokenizer", f"{printable(vocabulary.name)}: {vocabulary.size:,} ids ({dtype}), EOT {eot}"
-    if engine and engine.name == vocabulary.reference and job.trial and job.trial.refusals:
-        why = printable("; ".join(job.trial.refusals))
-        yield "engine", f"{engine.name} itself, which is slow: {why}"
-    elif engine and vocabulary.reference == "sentencepiece":
-        yield "engine", "sentencepiece itself, which is slow: nothing faster gives the same tokens"
-
-
-def _output_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    job, extent, location = plan.job, plan.extent, plan.job.output.store.location
-    if extent.tokens is None:
-        yield "tokens", show_estimate(None, exact=False)
-    else:
-        how = "exact, from token_count" if extent.exact else "an estimate"
-        if not extent.exact and all(one.exact for one in plan.part_extents):
-            how = "exact to a document of each part"
-        yield "tokens", f"{show_estimate(extent.tokens, exact=extent.exact)} ({how})"
-        if job.layout.one_file:
-            yield "files", f"one for each split ({job.layout.name}), in {location}"
-        else:
-            last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.output.shard_tokens
-            about, rest = "", f", the last with {last:,}"
-            # Unless validation is a number of tokens, its last shard is not full, either.
-            if not extent.exact or not job.output.split_rule.counts_tokens:
-                about, rest = "about ", ""
-            yield (
-                "shards",
-                f"{about}{plan.shards:,} of {job.output.shard_tokens:,} tokens{rest}, in {location}",
-            )
-        needed = f"{'' if extent.exact else 'about '}{show_bytes(plan.output_bytes or 0)} needed"
-        yield "disk", f"{needed}, {show_bytes(plan.free_bytes)} free"
-    names = [file.name for file in job.source.files if file.for_validation]
-    shown = ", ".join(names[:_SHOWN_FILES]) + (", …" if len(names) > _SHOWN_FILES else "")
-    yield "validation", job.output.split_rule.describe() + (f", which come first: {shown}" if names else "")
-
-
-def _machine_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    config, budget = plan.job.config, plan.job.budget
-    memory, engine = show_bytes(budget.memory_bytes), plan.job.engine
-    encoder = f"{engine.name} {engine.installed_version()}" if engine else "no tokenizer"
-    yield "machine", f"{show_number_of(budget.workers, 'worker')}, {encoder}, memory budget {memory}"
-    # Why a build will be slow on a machine with other work: it would look as if something were wrong.
-    cores, busy = usable_cores(), plan.busy_cores
-    if config.priority == "background" and config.executor == "local" and busy >= cores * _BUSY_SHARE:
-        load = f"other programs want {busy:.1f} of {show_number_of(cores, 'core')}"
-        yield "priority", f"lowest: {load} (or --priority normal)"
-    wanted = budget.wanted_workers
-    if wanted is not None and wanted > budget.workers:
-        fewer = f"{budget.workers} instead of {wanted:,}: {memory} of memory hold no more"
-        yield "workers", f"{fewer} (--max-memory)"
-
-
-def show_estimate(count: int | None, *, exact: bool) -> str:
-    """Return a count in words that tell whether it is exact."""
-    if count is None:
-        return "unknown before the end"
-    return f"{count:,}" if exact else f"about {show_count(count)}"

@@ -35,7 +35,9 @@ from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.own_files import is_plain_file, refuse_linked_folders
 from fineweb_shards.tokenizers.encoder import TokenJoiner
 from fineweb_shards.types import Cursor, Cursors, ShardSlice, Taken
+from fineweb_shards.units import show_number_of, show_seconds
 from fineweb_shards.watching.progress import Progress
+from fineweb_shards.watching.run_files import PASS_NAMES
 from fineweb_shards.writing.piles import PileOutput, make_pile_packer
 from fineweb_shards.writing.placement import begin_output
 
@@ -68,10 +70,14 @@ def find_piles(spec: OutputSpec, folder: Path, manifest: Manifest, observer: Obs
     return replace(again, piles=replace(again.piles, earlier_sha256=state.sha256 or state.earlier_sha256))
 
 
+def count_piles(spec: OutputSpec, expected_tokens: int | None) -> int:
+    """Return how many piles are good for a stream of about that length; it changes no order."""
+    return choose_count(None if expected_tokens is None else spec.shard_format.size_bytes(expected_tokens))
+
+
 def begin_piles(spec: OutputSpec, manifest: Manifest, expected_tokens: int | None) -> Manifest:
-    """Return the manifest with piles, so many as are good for a stream of about that length; it changes no order."""
-    expected_bytes = None if expected_tokens is None else spec.shard_format.size_bytes(expected_tokens)
-    return _with_piles(manifest, choose_count(expected_bytes))
+    """Return the manifest with piles, for a stream of about that length."""
+    return _with_piles(manifest, count_piles(spec, expected_tokens))
 
 
 def _with_piles(manifest: Manifest, count: int) -> Manifest:
@@ -101,6 +107,7 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
     assert state is not None
     running.disk.attempt(lambda: begin_output(job.output.store, manifest))
     packer = make_pile_packer(job.output, state, job.config.max_tokens)
+    began = tell_begin(manifest, progress)
     output = PileOutput(
         job.output,
         job.config.pile_folder,
@@ -123,7 +130,31 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
                 break
     manifest = output.finish()
     job.source.release_before(job.source.ends)
+    tell_end(manifest, progress, began)
     return manifest
+
+
+def tell_begin(manifest: Manifest, progress: Progress) -> float:
+    """Tell that a pass begins, and return when."""
+    assert manifest.piles is not None
+    after = f", after {progress.tokens:,} tokens" if progress.tokens else ""
+    piles = show_number_of(manifest.piles.count, "pile")
+    progress.tell(Event("pass", f"{PASS_NAMES[progress.pass_number]}; {piles}{after}", loud=False))
+    return progress.seconds
+
+
+def tell_end(manifest: Manifest, progress: Progress, began: float) -> None:
+    """Tell what a pass has made, in all runs, and how long it took in this one."""
+    state = manifest.piles
+    assert state is not None
+    piles, seconds = show_number_of(state.count, "pile"), show_seconds(progress.seconds - began)
+    made, documents = f"{manifest.piled_tokens:,} tokens", show_number_of(state.documents, "document")
+    where = f"in {piles}"
+    if progress.pass_number == 2:
+        made, documents = f"{manifest.tokens:,} tokens", show_number_of(manifest.documents, "document")
+        where = f"from {piles} in {show_number_of(manifest.shard_count, 'shard')}"
+    name = PASS_NAMES[progress.pass_number].partition(":")[0]
+    progress.tell(Event("pass", f"{name} took {seconds}: {made}, {documents} {where}", loud=progress.pass_number == 1))
 
 
 def second_pass(job: Job, manifest: Manifest) -> Job:

@@ -126,6 +126,18 @@ class Manifest:
         return self.settings.get("shuffle") is not None
 
     @property
+    def pass_number(self) -> int:
+        """The pass of a shuffle that is at work, 1 or 2, or was the last one; 0: there is only one."""
+        if not self.is_shuffled:
+            return 0
+        return 2 if self.piles and self.piles.ended else 1
+
+    @property
+    def piled_tokens(self) -> int:
+        """How many tokens the first pass of a shuffle has written."""
+        return sum(self.piles.tokens) if self.piles else 0
+
+    @property
     def files(self) -> list[dict[str, Any]]:
         return [file for part in self.parts for file in part.files]
 

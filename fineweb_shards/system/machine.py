@@ -104,9 +104,18 @@ def memory_stall_percent() -> float:
 
 def free_disk_bytes(folder: Path) -> int:
     """Return the free space on the disk where `folder` is or will be."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def disk_of(folder: Path) -> int:
+    """Return what tells the disk where `folder` is or will be from others."""
+    return _existing(folder).stat().st_dev
+
+
+def _existing(folder: Path) -> Path:
     while not folder.exists():
         folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return folder
 
 
 def apply_priority(priority: str) -> None:

@@ -54,7 +54,8 @@ class Monitor:
     def __post_init__(self) -> None:
         self._speed, self._fetch_speed = Speedometer(), Speedometer()  # in tokens, in bytes
         self._began = self._last_look = time.monotonic()
-        self._last_tokens = self.progress.tokens
+        self._last_tokens = self.progress.tokens + self.progress.other_pass_tokens
+        self._earlier_peak_bytes = 0
         self._next_time = {"report": self._began + _FIRST_REPORT_SECONDS}  # at which something is due
         self._reported_failures: set[str] = set()
         self._ended = threading.Event()
@@ -62,6 +63,17 @@ class Monitor:
         self._report_thread = threading.Thread(
             target=self._watch, args=[self._update_report], name="reporter", daemon=True
         )
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory of all processes together."""
+        return max(self._earlier_peak_bytes, self.executor.peak_bytes)
+
+    def replace_executor(self, executor: Executor, *, is_remote: bool) -> None:
+        """Watch another executor from now on, that of the second pass of a shuffle, which has a speed of its own."""
+        self._earlier_peak_bytes = self.peak_bytes
+        self.executor, self.is_remote = executor, is_remote
+        self._speed, self._fetch_speed = Speedometer(), Speedometer()
 
     def __enter__(self) -> Monitor:
         # At once, because the heartbeat of the previous run must not be taken for this one's.
@@ -109,14 +121,14 @@ class Monitor:
         progress = self.progress
         snapshot = self._take_snapshot(*self._state())
         # Speed and waiting time. If one worker waits and others make tokens, that counts as work.
-        now, made = time.monotonic(), snapshot.tokens > self._last_tokens
+        now, made = time.monotonic(), snapshot.processed_tokens > self._last_tokens
         waiting = snapshot.state == State.WAITING
         if waiting and not made:
             progress.waited_seconds += now - self._last_look
         working = snapshot.state in (State.FETCHING, State.ENCODING) or (waiting and made)
-        self._speed.add(now, snapshot.tokens, working=working)
+        self._speed.add(now, snapshot.processed_tokens, working=working)
         self._fetch_speed.add(now, snapshot.fetched_bytes, working=working)
-        self._last_look, self._last_tokens = now, snapshot.tokens
+        self._last_look, self._last_tokens = now, snapshot.processed_tokens
         progress.history.add(snapshot)
         self._attempt(lambda: progress.screen.show(snapshot))
         if self._is_due("heartbeat", HEARTBEAT_EVERY_SECONDS):
@@ -162,12 +174,13 @@ class Monitor:
 
     def _take_snapshot(self, state: str, reason: str) -> Snapshot:
         progress, executor = self.progress, self.executor
-        expected = progress.expected_tokens() if state != State.COMPLETE else progress.tokens
+        number, tokens, other = progress.pass_number, progress.tokens, progress.other_pass_tokens  # of one moment
+        expected = progress.expected_tokens() if state != State.COMPLETE else tokens
         speed, working = self._speed.per_second, state in (State.FETCHING, State.ENCODING)
         return Snapshot(
             state=state,
             reason=reason,
-            tokens=progress.tokens,
+            tokens=tokens,
             expected_tokens=expected,
             expected_exact=progress.total.exact or state == State.COMPLETE,
             resumed_tokens=progress.resumed_tokens,
@@ -175,11 +188,11 @@ class Monitor:
             shard_tokens=progress.shard_tokens,
             shard_size_tokens=self.output.shard_tokens,
             tokens_per_second=speed,
-            seconds_left=seconds_left(progress.tokens, expected, speed) if working else None,
+            seconds_left=seconds_left(tokens, progress.expected_work(expected), speed) if working else None,
             elapsed_seconds=time.monotonic() - self._began,
             workers=executor.workers,
             memory_bytes=executor.used_bytes,
-            peak_memory_bytes=executor.peak_bytes,
+            peak_memory_bytes=self.peak_bytes,
             finished_shards=progress.finished_shards,
             verified_shards=progress.verified_shards,
             fetched_bytes=progress.fetched_bytes,
@@ -187,6 +200,8 @@ class Monitor:
             waited_seconds=progress.waited_seconds,
             nodes=executor.nodes,
             parts=progress.shares,
+            pass_number=number,
+            other_pass_tokens=other,
         )
 
 

@@ -18,7 +18,7 @@ from fineweb_shards.events import Event, Observer
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.types import Cursors, ShardRecord, Taken
 from fineweb_shards.units import show_number_of
-from fineweb_shards.watching.run_files import EventLog, History, PartShare
+from fineweb_shards.watching.run_files import SECOND_PASS_COST, EventLog, History, PartShare
 from fineweb_shards.watching.screen import Screen
 from fineweb_shards.watching.shares import find_shares
 
@@ -111,43 +111,53 @@ class Progress(Observer):
         self.screen = screen or Screen()
         self.history = history or History()
         self.records = list(begun.shards) if begun else []  # of finished shards
-        self.resumed_tokens = self.tokens = sum(record.tokens for record in self.records)
+        self.resumed_tokens = self.tokens = 0
+        self.pass_number = self.other_pass_tokens = 0  # as in a Snapshot
         self.shard = self.shard_tokens = 0
         self.verifying = False
-        self._is_second_pass = False  # of a shuffle
         self.fetched_bytes = 0  # over the network, in this run
         self.waited_seconds = 0.0  # in which no token was made; counted by the monitor
         self.total = Total(None)
         self.planned_tokens: Sequence[int | None] = ()
         self._log = log
         self._parts = begun.parts if begun else ()
-        self._places: Cursors = begun.end if begun else ()
+        self._places: Cursors = ()
         self._mixed = begun.mixed if begun else ((), ())  # how much was taken of each part of the input, up to where
         self._read_share: ReadShare = lambda places: None
         self._verified: Counter[str] = Counter()  # file name to the number of its records read back
         self._waits: dict[str, str] = {}  # cause to reason
         self._lock = threading.Lock()
+        if begun is not None:
+            self.begin_pass(begun)
 
     def expect(self, total: Total, read_share: ReadShare, planned_tokens: Sequence[int | None] = ()) -> None:
         """Set the estimate of the stream; `read_share` returns how much of the input is before a place,
-        `planned_tokens` is what each part of it has."""
-        self.total, self._read_share, self.planned_tokens = total, read_share, planned_tokens
+        `planned_tokens` is what each part of it has. The second pass of a shuffle reads piles, and knows its length."""
+        if self.pass_number != 2:
+            self.total, self._read_share, self.planned_tokens = total, read_share, planned_tokens
 
-    def begin_second_pass(self, total: Total, read_share: ReadShare, manifest: Manifest) -> None:
-        """From now on count the tokens of shards: those of piles are all made."""
-        self.total, self._read_share = total, read_share
-        self.tokens, self._places, self._mixed = manifest.tokens, manifest.end, manifest.mixed
-        self.shard_tokens, self._is_second_pass = 0, True
+    def begin_pass(self, manifest: Manifest) -> None:
+        """Begin with what the manifest has; in a shuffle with that of the pass it is in."""
+        number, tokens, other = manifest.pass_number, manifest.tokens, manifest.piled_tokens
+        if number == 2:
+            self.total, self._read_share = Total(other, exact=True), lambda places: None
+        self._places, self._mixed = manifest.end, manifest.mixed
+        if number == 1:
+            tokens, other, self._places = other, tokens, manifest.input_end
+        # At once, for the monitor's thread.
+        self.pass_number, self.tokens, self.other_pass_tokens, self.resumed_tokens = number, tokens, other, tokens
+        self.shard_tokens = 0
 
     def advance(self, tokens: int, shard: int, places: Cursors, taken: tuple[Taken, ...] = ()) -> None:
-        """Add `tokens` that were packed into a shard; the stream has now reached `places`; `taken` is what a mix has
-        taken from its parts by then."""
+        """Add `tokens` that were packed into a shard, or put into piles; the stream has now reached `places`; `taken`
+        is what a mix has taken from its parts by then."""
         if shard != self.shard:
             self.shard, self.shard_tokens = shard, 0
         self.tokens += tokens
-        self.shard_tokens += tokens
         self._places = places
-        if not self._is_second_pass:
+        if self.pass_number != 1:
+            self.shard_tokens += tokens
+        if self.pass_number != 2:
             self._mixed = taken, places
 
     def finish_shards(self, records: Iterable[ShardRecord]) -> None:
@@ -181,7 +191,7 @@ class Progress(Observer):
 
     @property
     def begun(self) -> bool:
-        """Whether this run has made any token."""
+        """Whether this run, or its pass, has made any token."""
         return self.tokens > self.resumed_tokens
 
     @property
@@ -205,6 +215,13 @@ class Progress(Observer):
         places, tokens = self._places, self.tokens
         read = max(0, tokens - sum(place.skip_tokens for place in places))
         return self.total.tokens(tokens, read, self._read_share(places) if self.begun else None)
+
+    def expected_work(self, expected_tokens: int | None) -> int | None:
+        """Return how much there is to do at the speed of this pass, in tokens: all that are expected and, in the first
+        pass of a shuffle, what the second one will cost."""
+        if expected_tokens is None or self.pass_number != 1:
+            return expected_tokens
+        return expected_tokens + round(SECOND_PASS_COST * max(0, expected_tokens - self.other_pass_tokens))
 
     def expected_left(self) -> int | None:
         """Return the estimated number of tokens still to be made; None if unknown."""

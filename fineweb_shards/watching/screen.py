@@ -4,6 +4,8 @@ it one for the current shard:
 total      37%|██████████▍                 | 3.71B of 10B tokens, 16.8M/s, 6 min left
 shard 37   71%|█████████████████████▍      | 2 workers, 731 MB, encoding
 
+In the first pass of a shuffle there is no shard yet: the second bar is that of the pass, and the text names it.
+
 While the run waits, the reason is shown in place of the second bar, on as many lines as it needs. The output of a
 notebook's cell can't be redrawn, so that it gets lines.
 
@@ -182,7 +184,7 @@ def make_frame(snapshot: Snapshot, columns: int, rows: int) -> list[str]:
     """Return the lines to show: none wider than `columns`, at most `rows`, the most important first."""
     if snapshot.state == State.VERIFYING:
         done, shards = snapshot.verified_shards, snapshot.finished_shards
-        bar = _bar_line("verify", done, shards, [f"{done:,} of {shards:,} shards"], columns)
+        bar = _bar_line("verify", done / shards if shards else None, [f"{done:,} of {shards:,} shards"], columns)
         return [bar, terminal.clip(f"{'':<{_NAME_COLUMNS}} {describe_machine(snapshot)}", columns)][:rows]
     waiting, tokens = snapshot.state == State.WAITING, describe_tokens(snapshot)
     speed = f", {show_count(snapshot.tokens_per_second)}/s" if snapshot.tokens_per_second else ""
@@ -190,7 +192,7 @@ def make_frame(snapshot: Snapshot, columns: int, rows: int) -> list[str]:
     if waiting:
         speed, left = "", ", waiting"
     texts = [f"{tokens} tokens{speed}{left}", f"{tokens} tokens{left}", f"{tokens}{left}", f"{tokens} tokens"]
-    lines = [_bar_line("total", snapshot.tokens, snapshot.expected_tokens, texts, columns)]
+    lines = [_bar_line("total", snapshot.share, texts, columns)]
     if waiting:
         reason = terminal.printable(snapshot.reason).replace("\n", " ")
         waits = terminal.wrap(reason, columns, hang=2, break_words=True)
@@ -201,11 +203,15 @@ def make_frame(snapshot: Snapshot, columns: int, rows: int) -> list[str]:
     machine, state = describe_machine(snapshot), str(snapshot.state)
     if state == State.FETCHING and snapshot.fetched_bytes_per_second:
         state += f" {show_bytes(snapshot.fetched_bytes_per_second)}/s"
-    name, texts = f"shard {snapshot.shard}", [f"{machine}, {state}", state]
+    name, done, whole = f"shard {snapshot.shard}", snapshot.shard_tokens, snapshot.shard_size_tokens
+    if snapshot.pass_number == 1:
+        name, done, whole = "piles", snapshot.tokens, snapshot.expected_tokens or 0
+    if snapshot.pass_number and state != State.STARTING:  # the second one encodes nothing
+        state = snapshot.pass_name if state == State.ENCODING else f"{state}, {snapshot.pass_name}"
+    texts = [f"{machine}, {state}", state]
     if state == State.STARTING:
         name, texts = state, [machine, show_number_of(snapshot.workers, "worker")]
-    bar = _bar_line(name, snapshot.shard_tokens, snapshot.shard_size_tokens, texts, columns)
-    return [*lines, bar][:rows]
+    return [*lines, _bar_line(name, done / whole if whole else None, texts, columns)][:rows]
 
 
 def put_json(values: dict[str, Any]) -> None:
@@ -220,6 +226,9 @@ def describe(snapshot: Snapshot) -> str:
         shards = show_number_of(snapshot.finished_shards, "shard")
         return f"verifying: {snapshot.verified_shards:,} of {shards}"
     parts = [f"shard {snapshot.shard}: {describe_tokens(snapshot)} tokens"]
+    if snapshot.pass_number:
+        share = [f"{100 * snapshot.share:.1f} %"] if snapshot.share is not None else []
+        parts = [*share, snapshot.pass_name, f"{describe_tokens(snapshot)} tokens"]
     if snapshot.tokens_per_second:
         parts.append(f"{show_count(snapshot.tokens_per_second)} tokens/s")
     if snapshot.fetched_bytes_per_second:
@@ -250,15 +259,15 @@ def describe_machine(snapshot: Snapshot) -> str:
     return f"{workers}, {show_bytes(snapshot.memory_bytes)}" if snapshot.memory_bytes else workers
 
 
-def _bar_line(name: str, done: int, whole: int | None, texts: Sequence[str], columns: int) -> str:
+def _bar_line(name: str, share: float | None, texts: Sequence[str], columns: int) -> str:
     """Return a line with a name, a bar and the first of the texts (the longest come first) that fits; if none fits
-    beside a bar of ten columns, a line without a bar."""
+    beside a bar of ten columns, or the share is not known, a line without a bar."""
     from tqdm.std import Bar  # here, because loading it takes most commands longer than their work
 
     begin = f"{name:<{_NAME_COLUMNS}} "
-    if not whole:
+    if share is None:
         return terminal.clip(begin + texts[0], columns)
-    share = min(1.0, done / whole)
+    share = min(1.0, share)
     begin += f"{100 * share:3.0f}%"
     try:
         Bar.UTF.encode(sys.stderr.encoding)

@@ -26,7 +26,7 @@ from fineweb_shards.system.shell_commands import runnable_here
 from fineweb_shards.system.terminal import printable, terminal_size, wrap
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching import screen
-from fineweb_shards.watching.run_files import Heartbeat, State, last_lines, load_heartbeat
+from fineweb_shards.watching.run_files import PASS_NAMES, Heartbeat, State, last_lines, load_heartbeat
 from fineweb_shards.watching.screen import describe_machine, describe_tokens
 from fineweb_shards.watching.shares import share_rows, shares_in
 
@@ -107,7 +107,25 @@ def folder_values(store: Store, manifest: Manifest | None) -> dict[str, Any]:
         "documents": manifest.documents if manifest else 0,
         "bytes": sum(shard.bytes for shard in manifest.shards) if manifest else 0,
         "parts": [asdict(part) for part in shares_in(manifest)] if manifest else [],
+        "shuffle": _shuffle_values(manifest) if manifest and manifest.is_shuffled else None,
     }
+
+
+def _shuffle_values(manifest: Manifest) -> dict[str, int]:
+    piles = manifest.piles.count if manifest.piles else 0
+    values = {"seed": manifest.settings["shuffle"], "pass_number": manifest.pass_number, "piles": piles}
+    return {**values, "piled_tokens": manifest.piled_tokens}
+
+
+def describe_shuffle(manifest: Manifest) -> str:
+    """Say by which seed the documents are shuffled and, until that is done, how far it is."""
+    shown, state = f"by seed {manifest.settings['shuffle']}", manifest.piles
+    if state is None:
+        return shown
+    piles = show_number_of(state.count, "pile")
+    if manifest.complete:
+        return f"{shown}, in two passes, through {piles}"
+    return f"{shown}; {PASS_NAMES[manifest.pass_number]}; {manifest.piled_tokens:,} tokens are in {piles}"
 
 
 def status_lines(status: Status) -> list[str]:
@@ -124,6 +142,8 @@ def status_lines(status: Status) -> list[str]:
         size = show_bytes(sum(shard.bytes for shard in manifest.shards))
         counted = f"{manifest.tokens:,} tokens, {show_number_of(manifest.documents, 'document')}"
         rows += [("shards", f"{manifest.shard_count:,} finished, {size}"), ("contents", counted)]
+        if manifest.is_shuffled:
+            rows.append(("shuffle", describe_shuffle(manifest)))
         rows += [("layout", manifest.settings["layout"]), ("validation", manifest.split_rule.describe())]
     rows += share_rows(shares)
     lines = [f"{name:<10} {text}" for name, text in rows]
@@ -151,7 +171,10 @@ def describe_status(status: Status) -> str:
     if status.state == RUNNING:
         if code is not None:  # the last heartbeat of the previous run: this one has not written any yet
             return f"{RUNNING}, {State.STARTING}"
-        return f"{RUNNING}, {_describe_silence(heartbeat)}{reason or heartbeat.snapshot.state}"
+        now = heartbeat.snapshot.state
+        if now == State.ENCODING:  # which the second pass of a shuffle does not
+            now = heartbeat.snapshot.pass_name or now
+        return f"{RUNNING}, {_describe_silence(heartbeat)}{reason or now}"
     if status.state == State.STOPPED:
         if code is None:
             return f"stopped: killed, or a power cut; last heartbeat {written}"
@@ -177,8 +200,8 @@ def _run_rows(heartbeat: Heartbeat) -> list[tuple[str, str]]:
     if now.state == State.VERIFYING:
         shards = show_number_of(now.finished_shards, "shard")
         return [("progress", f"{now.verified_shards:,} of {shards} checked"), process]
-    share = f"{100 * now.share:.1f} %, " if now.share is not None else ""
-    rows = [("progress", f"{share}{describe_tokens(now)} tokens")]
+    share = f"{100 * now.share:.1f} %" if now.share is not None else ""
+    rows = [("progress", ", ".join(filter(None, (share, now.pass_name, f"{describe_tokens(now)} tokens"))))]
     if now.seconds_left is not None:
         rows.append(("left", f"{show_seconds(now.seconds_left)}, until "
                      f"{_moment(heartbeat.written + now.seconds_left)}"))  # fmt: skip
@@ -197,7 +220,8 @@ def _run_rows(heartbeat: Heartbeat) -> list[tuple[str, str]]:
         peak = show_bytes(now.peak_memory_bytes)
         memory = f" of memory, {peak} at most" if now.memory_bytes else ""  # if any was measured yet
         full = show_count(now.shard_size_tokens)
-        if now.tokens > now.resumed_tokens or not now.tokens:  # else it is not known yet which one is next
+        # In the first pass there is none, and after a resume it is not known yet which one is next.
+        if now.pass_number != 1 and (now.tokens > now.resumed_tokens or not now.tokens):
             rows.append(("shard", f"number {now.shard}, {within:.0f} % of {full} tokens"))
         rows.append(("machine", f"{describe_machine(now)}{memory}"))
     return [*rows, process]

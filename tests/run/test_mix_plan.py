@@ -14,7 +14,8 @@ import pytest
 
 from fineweb_shards.commands.plan import plan_lines, plan_values
 from fineweb_shards.run import plan as plan_module
-from fineweb_shards.run.plan import Plan, forecast_parts, make_plan, short_lines
+from fineweb_shards.run.plan import Plan, forecast_parts, make_plan
+from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.types import Cursor, Cursors
 from tests.support import reference, runs

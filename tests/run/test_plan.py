@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from fineweb_shards.commands.plan import plan_lines, verdict_on
-from fineweb_shards.run import plan
+from fineweb_shards.run import plan, plan_text
 from fineweb_shards.run.input_sample import take_sample
 from fineweb_shards.run.job import open_manifest
-from fineweb_shards.run.plan import make_plan, short_lines
+from fineweb_shards.run.plan import make_plan
+from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.sources import files
 from fineweb_shards.units import show_bytes
 from tests.support import inline, reference, runs
@@ -101,7 +102,7 @@ def test_it_shows_what_the_issue_of_a_run_depends_on(tmp_path: Path) -> None:
 def test_low_priority_is_explained_on_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, before the build; not where it has the priority of others, or the cores are free."""
     path = write_text(tmp_path / "a.txt", DOCUMENTS)
-    monkeypatch.setattr(plan, "usable_cores", lambda: 4)
+    monkeypatch.setattr(plan_text, "usable_cores", lambda: 4)
     monkeypatch.setattr(plan, "busy_cores", lambda: 3.1)
     (line,) = [line for line in short_lines(plan_of(tmp_path, path)) if "--priority normal" in line]
     assert "other programs want 3.1 of 4 cores" in line

@@ -25,6 +25,7 @@ from fineweb_shards.run.export import export as export_shards
 from fineweb_shards.run.export import make_export_job, open_export_source
 from fineweb_shards.run.export_mix import make_mix_job
 from fineweb_shards.run.job import Job, make_job, open_manifest
+from fineweb_shards.run.shuffle import find_piles
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.store.cleanup import tidy_finished
 from fineweb_shards.store.folder_store import FolderStore
@@ -98,6 +99,7 @@ def build_job(job: Job) -> Manifest:
         encode = encoder_of(job)
         with contextlib.closing(plane):
             if job.config.shuffle is not None:
+                manifest = find_piles(job.output, job.config.pile_folder, manifest, progress)
                 return run_passes(
                     job, manifest, lambda one: InlineExecutor(one.source, encoder_of(one), plane), progress
                 )

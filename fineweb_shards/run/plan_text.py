@@ -1,0 +1,240 @@
+"""Say in words what a plan has found: the short text, for the beginning of a build. `plan` shows more
+(commands/plan.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fineweb_shards.run.job import Job
+from fineweb_shards.run.output_text import expect_files, reader_warnings, stray_warnings
+from fineweb_shards.run.plan import Plan, split_error
+from fineweb_shards.storage.place import STANDARD_INPUT
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.system.machine import usable_cores
+from fineweb_shards.system.terminal import printable
+from fineweb_shards.units import show_bytes, show_count, show_number_of
+from fineweb_shards.vocabulary import GPT2
+
+_SHOWN_FILES = 3
+_BUSY_SHARE = 0.5  # of the cores, from which on other programs slow a build down
+
+
+def short_lines(plan: Plan) -> list[str]:
+    """Return the plan in a few lines, with warnings, for the beginning of a build. They also show how a text is split
+    into documents, because later nothing shows it."""
+    rows = [*short_rows(plan), *plan.separator_rows]
+    rows += [("WARNING", warning) for warning in plan_warnings(plan)]
+    return [f"{name:<10} {text}" for name, text in rows]
+
+
+def plan_warnings(plan: Plan) -> list[str]:
+    """Return warnings about problems that the loader of the files will have, and about a mix that ends at once, as far
+    as the plan can tell."""
+    job, extent = plan.job, plan.extent
+    warnings = stray_warnings(job.output.store, job.layout)
+    if job.config.mix and not job.config.mix.until_all and 0 in plan.forecast.available:
+        empty = plan.forecast.available.index(0)
+        about = "" if plan.part_extents[empty].exact else "By the estimate: "
+        warnings.append(
+            f"{about}part {empty + 1} has no document, and the mix ends at its first turn. Leave it out, or choose "
+            "--mix-until all-exhausted."
+        )
+    if extent.tokens and extent.documents and not split_error(plan):
+        exact = extent.exact and job.output.split_rule.counts_tokens
+        val_bytes = sum(file.size_bytes for file in job.source.files if file.for_validation)
+        share = val_bytes / max(1, plan.read_bytes)
+        files = expect_files(job.output, extent.tokens, extent.documents, exact=exact, val_files_share=share)
+        about = "" if exact else "By the estimate: "
+        warnings += [f"{about}{warning}" for warning in reader_warnings(job.output, files, made=False)]
+    return warnings
+
+
+def short_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return name and text of each line."""
+    return [*_input_rows(plan), *_tokenizer_rows(plan.job), *_output_rows(plan), *_machine_rows(plan)]
+
+
+def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    job, source = plan.job, plan.job.source
+    fetch = ""
+    if job.is_remote:
+        whole = plan.bytes_to_fetch == source.size_bytes
+        of_it = " of it" if plan.bytes_to_fetch < source.size_bytes else ""
+        fetch = " to fetch" if whole else f", about {show_bytes(plan.bytes_to_fetch)}{of_it} to fetch"
+        fetch += f", {show_bytes(plan.fetched_bytes)} fetched for this plan" if plan.fetched_bytes else ""
+    several = len(source.parts) > 1
+    if several:
+        total = f"{show_number_of(len(source.files), 'file')}, {show_bytes(source.size_bytes)}"
+        how = "mixed by tokens" if job.config.mix else "one after the other"
+        yield "input", f"{len(source.parts)} parts, {how}: {total}{fetch}"
+    for number, (part, config) in enumerate(zip(source.parts, job.config.part_configs, strict=True), 1):
+        files = [file for file in part.files if not file.is_pipe]
+        named = [file for file in part.files if file.is_pipe and file.path != STANDARD_INPUT]
+        counts = [f"{show_number_of(len(files), 'file')}, {show_bytes(part.size_bytes)}"] if files else []
+        counts += [show_number_of(len(named), "pipe")] if named else []  # whose size is unknown
+        counts += ["standard input"] if len(files) + len(named) < len(part.files) else []
+        hub = part.settings.hub
+        where = f"{' '.join(filter(None, (hub.dataset, hub.name)))} at {hub.commit[:10]}: " if hub else ""
+        kinds = ", ".join(sorted({file.format for file in part.files}))
+        shown = f"{where}{', and '.join(counts) or 'no file'}{'' if several else fetch} ({kinds})"
+        if several:
+            extent = plan.part_extents[number - 1]
+            shown += f", {show_estimate(extent.tokens, exact=extent.exact)} tokens" if extent.tokens else ""
+        yield f"part {number}" if several else "input", shown
+        if job.config.mix:
+            share = show_share(float(job.config.mix.shares()[number - 1]))
+            epochs = f", {config.epochs:,} epochs" if config.epochs > 1 else ""
+            yield "weight", f"{config.weight:,} ({share}){epochs}"
+        elif config.epochs > 1:
+            yield "epochs", f"{config.epochs:,}, one after the other"
+        if config.where:
+            yield "kept", f"documents with {config.where}"
+        if config.sample < 1:
+            yield "kept", f"{show_share(config.sample)} of the documents at random (seed {config.sample_seed})"
+        limits = [f"at least {config.min_tokens:,}"] if config.min_tokens else []
+        most = config.max_document_tokens
+        limits += [f"at most {most:,}"] if most is not None else []
+        if limits:
+            yield "kept", f"documents of {' and '.join(limits)} tokens"
+    if job.config.mix:
+        yield "mix", _mix_end(plan)
+    if plan.piles is not None:
+        what = "all documents" if job.config.max_tokens is None else "the beginning of the stream, up to --max-tokens"
+        passes = f"in two passes: into {show_number_of(plan.piles.count, 'pile')}, then into shards"
+        yield "shuffle", f"{what}, by seed {job.config.shuffle}, {passes}"
+    for note in job.notes:
+        yield "note", note
+
+
+def _mix_end(plan: Plan) -> str:
+    """Say when a mix ends, and which part runs out first."""
+    forecast, first = plan.forecast, plan.forecast.first_end
+    unknown = [f"part {number}" for number, tokens in enumerate(forecast.available, 1) if tokens is None]
+    doubt = f", unless {' or '.join(unknown)}, of unknown size, does so before" if unknown else ""
+    rule = plan.job.config.mix
+    assert rule is not None
+    after = "" if first is None else f"after about {show_count(forecast.ends[first] or 0)} tokens"
+    if first is None:
+        if forecast.cut:
+            return f"until --max-tokens, before any part runs out{doubt}"
+        return "until all parts run out" if rule.until_all else "until a part runs out"
+    if not rule.until_all:
+        return f"until part {first + 1} runs out, {after}{doubt}"
+    if forecast.cut:
+        return f"until --max-tokens; part {first + 1} runs out before, {after}{doubt}"
+    return f"until all parts run out; part {first + 1} is first, {after}{doubt}"
+
+
+def mix_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what the stream takes of each part of a mix."""
+    forecast = plan.forecast
+    columns = zip(forecast.available, forecast.taken, forecast.shares(), forecast.ends, strict=True)
+    for number, (available, taken, share, end) in enumerate(columns, 1):
+        if taken is None:
+            yield "", f"part {number}: tokens unknown before the end"
+            continue
+        of = f"all {show_count(taken)}" if taken == available else show_count(taken)
+        of += f" of {show_count(available)}" if available is not None and taken != available else ""
+        shown = f"part {number}: {of} tokens" + ("" if share is None else f", {show_share(share)}")
+        yield "", shown + ("" if end is None else f", runs out after {show_count(end)}")
+
+
+def show_share(share: float) -> str:
+    """Return a share in percent."""
+    return f"{100 * share:.3g} %"
+
+
+def _tokenizer_rows(job: Job) -> Iterator[tuple[str, str]]:
+    """Say what encodes, if it is not GPT-2: nobody should find out in the morning that EOT is another one."""
+    vocabulary, engine = job.vocabulary, job.engine
+    if vocabulary == GPT2:
+        return
+    names = {number: name for name, number in job.definition.special_tokens.items()}
+    name = printable(names.get(vocabulary.eot, ""))
+    eot = f"{name} ({vocabulary.eot})" if name else str(vocabulary.eot)
+    dtype = job.output.shard_format.dtype.name
+    yield "tokenizer", f"{printable(vocabulary.name)}: {vocabulary.size:,} ids ({dtype}), EOT {eot}"
+    if engine and engine.name == vocabulary.reference and job.trial and job.trial.refusals:
+        why = printable("; ".join(job.trial.refusals))
+        yield "engine", f"{engine.name} itself, which is slow: {why}"
+    elif engine and vocabulary.reference == "sentencepiece":
+        yield "engine", "sentencepiece itself, which is slow: nothing faster gives the same tokens"
+
+
+def _output_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    job, extent, location = plan.job, plan.extent, plan.job.output.store.location
+    if extent.tokens is None:
+        yield "tokens", show_estimate(None, exact=False)
+    else:
+        how = "exact, from token_count" if extent.exact else "an estimate"
+        if plan.piles is not None and plan.piles.ended:
+            how = "exact, counted in the first pass"
+        if not extent.exact and all(one.exact for one in plan.part_extents):
+            how = "exact to a document of each part"
+        yield "tokens", f"{show_estimate(extent.tokens, exact=extent.exact)} ({how})"
+        if job.layout.one_file:
+            yield "files", f"one for each split ({job.layout.name}), in {location}"
+        else:
+            last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.output.shard_tokens
+            about, rest = "", f", the last with {last:,}"
+            # Unless validation is a number of tokens, its last shard is not full, either.
+            if not extent.exact or not job.output.split_rule.counts_tokens:
+                about, rest = "about ", ""
+            yield (
+                "shards",
+                f"{about}{plan.shards:,} of {job.output.shard_tokens:,} tokens{rest}, in {location}",
+            )
+        yield from _disk_rows(plan)
+    names = [file.name for file in job.source.files if file.for_validation]
+    shown = ", ".join(names[:_SHOWN_FILES]) + (", …" if len(names) > _SHOWN_FILES else "")
+    rule = job.output.split_rule
+    sampled = ": a random sample" if plan.piles and (rule.val_tokens or rule.val_documents) else ""
+    yield "validation", rule.describe() + sampled + (f", which come first: {shown}" if names else "")
+
+
+def _disk_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Say how much is needed: of shards that go to a bucket, there; with a shuffle, at the most on each disk here."""
+    about = "" if plan.extent.exact else "about "
+    first, *others = plan.disk_needs
+    needed = first.size_bytes if plan.piles else plan.output_bytes or 0
+    piles = f"{show_bytes(first.pile_bytes)} of it for the piles of the shuffle, " if first.pile_bytes else ""
+    yield "disk", f"{about}{show_bytes(needed)} needed, {piles}{show_bytes(first.free_bytes)} free"
+    for need in others:
+        size = f"{about}{show_bytes(need.size_bytes)} needed for the piles of the shuffle"
+        yield "", f"{size}, in {need.folder}, {show_bytes(need.free_bytes)} free"
+
+
+def _machine_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    config, budget = plan.job.config, plan.job.budget
+    memory, engine = show_bytes(budget.memory_bytes), plan.job.engine
+    encoder = f"{engine.name} {engine.installed_version()}" if engine else "no tokenizer"
+    yield "machine", f"{show_number_of(budget.workers, 'worker')}, {encoder}, memory budget {memory}"
+    # Why a build will be slow on a machine with other work: it would look as if something were wrong.
+    cores, busy = usable_cores(), plan.busy_cores
+    if config.priority == "background" and config.executor == "local" and busy >= cores * _BUSY_SHARE:
+        load = f"other programs want {busy:.1f} of {show_number_of(cores, 'core')}"
+        yield "priority", f"lowest: {load} (or --priority normal)"
+    wanted = budget.wanted_workers
+    if wanted is not None and wanted > budget.workers:
+        fewer = f"{budget.workers} instead of {wanted:,}: {memory} of memory hold no more"
+        yield "workers", f"{fewer} (--max-memory)"
+
+
+def show_estimate(count: int | None, *, exact: bool) -> str:
+    """Return a count in words that tell whether it is exact."""
+    if count is None:
+        return "unknown before the end"
+    return f"{count:,}" if exact else f"about {show_count(count)}"
+
+
+def resume_text(manifest: Manifest) -> str:
+    """Say after what a build resumes, and in which pass of a shuffle; empty if it begins."""
+    finished = f"{show_number_of(manifest.shard_count, 'shard')}, {show_count(manifest.tokens)} tokens"
+    if not manifest.is_shuffled:
+        return f"after {finished}" if manifest.shards else ""
+    if manifest.pass_number == 2:
+        return f"in the second pass, after {finished}"
+    kept = f"; {finished} are finished" if manifest.shards else ""
+    piled = manifest.piled_tokens
+    return f"in the first pass, after {show_count(piled)} tokens{kept}" if piled or kept else ""
