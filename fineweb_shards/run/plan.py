@@ -135,7 +135,10 @@ def make_plan(
     config = job.config
     with contextlib.closing(job.source.reopened()) as source:
         opened, starts = replace(job, source=source), start or source.starts
-        parts = [_measure_part(opened, number, first, trial_seconds) for number, first in enumerate(starts)]
+        measure = _measure_part
+        if piles is not None and piles.ended and not trial_seconds:  # nothing of the input is needed any more
+            measure = _know_nothing
+        parts = [measure(opened, number, first, trial_seconds) for number, first in enumerate(starts)]
     forecast, taken = _take_from(parts, config.mix, config.max_tokens)
     extent = functools.reduce(operator.add, taken)
     if forecast.cut:
@@ -236,6 +239,12 @@ def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) ->
         documents,
         speed,
     )
+
+
+def _know_nothing(job: Job, number: int, start: Cursor, trial_seconds: float) -> _MeasuredPart:
+    """Do not look at a part of the input at all: it may be a hub that can't be reached now."""
+    part, unknown = job.source.parts[number], Extent(None, None, exact=False)
+    return _MeasuredPart(Extent(0, 0, exact=True), unknown, 1, part.read_bytes, 0, 1.0, [], [], 0.0)
 
 
 def most_fetched_bytes(part: Source) -> int:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fineweb_shards.errors import HubError
 from fineweb_shards.sources.hub_files import ListedFile, Listing
-from tests.support import layout_reference, runs
+from tests.support import forked, layout_reference, reference, runs, shuffle_reference
 from tests.support.fourteen_files import (
+    DATASET,
+    FLAGS,
     REPO,
     ROWS_PER_FILE,
     SHARD_TOKENS,
     build,
     build_with_workers,
     documents_of,
+    environment,
     expected_shards,
     sample_repository,
 )
@@ -133,3 +138,32 @@ def test_no_download_escapes_its_folder(tmp_path: Path, name: str) -> None:
     """A doctored manifest can't make us write elsewhere."""
     with pytest.raises(HubError, match="no name of a file in a dataset"):
         Listing(REPO, "c0ffee", (ListedFile(name, 1, "ab"),)).input_files(tmp_path, download=True)
+
+
+# A build that ends for good where the first record of its second pass would be told.
+STOPPED = """
+import os, sys
+from fineweb_shards.commands.main import main
+from fineweb_shards.watching.progress import Progress
+
+Progress.finish_shards = lambda self, records: os._exit(77)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("way", [[], ["--download"]])
+def test_the_second_pass_of_a_shuffle_needs_no_hub(tmp_path: Path, repository: Repository, way: list[str]) -> None:
+    """Everything of the input is in piles: a resume asks for nothing, and what was downloaded is gone."""
+    out, home = tmp_path / "out", tmp_path / "home"
+    flags = ["build", *DATASET, "--out", out, *FLAGS, "--shuffle", 3, *way]
+    with StandInHub([repository]) as hub:
+        words = [sys.executable, "-c", STOPPED, *map(str, flags)]
+        variables = environment(hub, home)
+        stopped = subprocess.run(words, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+        assert stopped.returncode == 77, stopped.stderr
+    assert not list((out / ".fineweb-shards").rglob("*.parquet"))
+    done = forked.run_command(*flags, "--max-outage", "1s", **variables)
+    assert done.returncode == 0, done.stderr
+    documents = [text for number in range(FILES) for text in documents_of(number)]
+    expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(documents, 3)), SHARD_TOKENS)
+    assert runs.shards_in(out) == expected
