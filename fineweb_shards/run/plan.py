@@ -34,7 +34,7 @@ from fineweb_shards.stream.shuffle import PileState
 from fineweb_shards.system.machine import busy_cores
 from fineweb_shards.types import Cursor, Cursors
 from fineweb_shards.vocabulary import GPT2
-from fineweb_shards.watching.run_files import SECOND_PASS_COST
+from fineweb_shards.watching.run_files import second_pass_seconds
 
 _BEGINNING = Cursor(0, 0)
 _SAMPLE_BYTES = 24 * 2**20
@@ -105,7 +105,7 @@ class Plan:
         if self.piles is None:
             return left / speed
         first_left = 0 if self.piles.ended else max(0, left + self.done_tokens - sum(self.piles.tokens))
-        return (first_left + SECOND_PASS_COST * left) / speed
+        return first_left / speed + second_pass_seconds(left, speed)
 
     @property
     def disk_needs(self) -> list[DiskNeed]:

@@ -22,7 +22,7 @@ from fineweb_shards.errors import Interrupted, ShardError, exit_code_of
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.store.store import OutputSpec
-from fineweb_shards.watching.progress import Progress, Speedometer, seconds_left
+from fineweb_shards.watching.progress import Progress, Speedometer
 from fineweb_shards.watching.run_files import EventLog, Heartbeat, Invocation, RunRecord, Snapshot, State
 
 LOOK_EVERY_SECONDS = 1.0
@@ -188,7 +188,7 @@ class Monitor:
             shard_tokens=progress.shard_tokens,
             shard_size_tokens=self.output.shard_tokens,
             tokens_per_second=speed,
-            seconds_left=seconds_left(tokens, progress.expected_work(expected), speed) if working else None,
+            seconds_left=progress.seconds_left(expected, speed) if working else None,
             elapsed_seconds=time.monotonic() - self._began,
             workers=executor.workers,
             memory_bytes=executor.used_bytes,

@@ -18,7 +18,7 @@ from fineweb_shards.events import Event, Observer
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.types import Cursors, ShardRecord, Taken
 from fineweb_shards.units import show_number_of
-from fineweb_shards.watching.run_files import SECOND_PASS_COST, EventLog, History, PartShare
+from fineweb_shards.watching.run_files import EventLog, History, PartShare, second_pass_seconds
 from fineweb_shards.watching.screen import Screen
 from fineweb_shards.watching.shares import find_shares
 
@@ -216,12 +216,12 @@ class Progress(Observer):
         read = max(0, tokens - sum(place.skip_tokens for place in places))
         return self.total.tokens(tokens, read, self._read_share(places) if self.begun else None)
 
-    def expected_work(self, expected_tokens: int | None) -> int | None:
-        """Return how much there is to do at the speed of this pass, in tokens: all that are expected and, in the first
-        pass of a shuffle, what the second one will cost."""
-        if expected_tokens is None or self.pass_number != 1:
-            return expected_tokens
-        return expected_tokens + round(SECOND_PASS_COST * max(0, expected_tokens - self.other_pass_tokens))
+    def seconds_left(self, expected_tokens: int | None, per_second: float | None) -> float | None:
+        """Return how long the rest takes, in the first pass of a shuffle with the second one; None if unknown."""
+        left = seconds_left(self.tokens, expected_tokens, per_second)
+        if left is None or self.pass_number != 1 or expected_tokens is None or not per_second:
+            return left
+        return left + second_pass_seconds(max(0, expected_tokens - self.other_pass_tokens), per_second)
 
     def expected_left(self) -> int | None:
         """Return the estimated number of tokens still to be made; None if unknown."""

@@ -18,7 +18,7 @@ from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.shuffle import PileState
 from fineweb_shards.system.machine import disk_of
 from fineweb_shards.types import Cursor
-from fineweb_shards.watching.run_files import SECOND_PASS_COST
+from fineweb_shards.watching.run_files import second_pass_seconds
 from fineweb_shards.writing.placement import shards_at_once
 from tests.support import inline, reference, runs
 from tests.support.documents import make_documents
@@ -113,7 +113,8 @@ def test_the_plan_says_what_a_shuffle_does(tmp_path: Path, monkeypatch: pytest.M
     assert "tokens/s in the first pass, an estimate" in row(plan, "time")
     assert plan.extent.tokens is not None
     assert plan.tokens_per_second is not None
-    seconds = (1 + SECOND_PASS_COST) * plan.extent.tokens / plan.tokens_per_second
+    seconds = plan.extent.tokens / plan.tokens_per_second
+    seconds += second_pass_seconds(plan.extent.tokens, plan.tokens_per_second)
     assert plan_values(plan)["seconds"] == plan.seconds == pytest.approx(seconds)
     assert "kB of it for the piles of the shuffle, " in row(plan, "disk")
     limited = plan_of(tmp_path, max_tokens=5000)
