@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading import verify
 from fineweb_shards.reading.verify import verify_folder
+from fineweb_shards.run import shuffle
 from fineweb_shards.store.folder_store import FolderStore
-from tests.support import layout_reference, mix_reference, reference, runs
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.writing import piles
+from tests.exactness.test_shuffles import cut
+from tests.support import layout_reference, mix_reference, reference, runs, shuffle_reference
 from tests.support.documents import make_documents
 from tests.support.inputs import write_jsonl
 from tests.support.layout_reference import EOT_FIRST, Wanted
@@ -121,10 +126,12 @@ class Mix:
         encoded = [[token for token in document if token != EOT] for _, document in stream]
         return layout_reference.files_of_tokens(encoded, wanted)
 
-    def export(self, out: Path, folders: dict[str, Folder]) -> object:
+    def export(self, out: Path, folders: dict[str, Folder], **settings: Any) -> Manifest:
         paths = [folders[name].path for name, _, _ in self.parts]
-        parts = [{"weight": weight, "epochs": epochs} for _, weight, epochs in self.parts]
-        return runs.export_mix(out, paths, parts, mix_until=self.until, **self.wanted.settings())
+        parts: list[dict[str, Any]] = [{"weight": weight, "epochs": epochs} for _, weight, epochs in self.parts]
+        if len(parts) == 1:
+            return runs.export_mix(out, paths, [{}], **self.wanted.settings(), **settings)
+        return runs.export_mix(out, paths, parts, mix_until=self.until, **self.wanted.settings(), **settings)
 
 
 def random_mix(chooser: random.Random) -> Mix:
@@ -166,3 +173,33 @@ def test_a_mix_of_folders_is_the_plain_loop(
             assert runs.outputs_in(out) == expected
             assert again.totals == manifest.totals
             assert again.taken == manifest.taken
+
+
+@pytest.mark.promise("a shuffle is a plain sort")
+def test_a_shuffle_of_folders_is_the_plain_sort(
+    folders: dict[str, Folder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: Tries
+) -> None:
+    """Of one folder, or of a mix, in blocks of any size, with any number of piles, and from any record on."""
+    for seed in tries(25, 200):
+        chooser = random.Random(seed)
+        mixed, out = random_mix(chooser), tmp_path / str(seed)
+        if chooser.random() < 0.5:
+            mixed = replace(mixed, parts=((mixed.parts[0][0], 1, 1),))
+        monkeypatch.setattr(verify, "BLOCK_TOKENS", chooser.choice([7, 100, 777, 2**19]))
+        count = chooser.choice([1, 3, 50])
+        monkeypatch.setattr(shuffle, "choose_count", lambda _, count=count: count)
+        monkeypatch.setattr(piles, "_TOKENS_PER_PILE", 1)
+        stream, val = mixed.stream(folders)
+        eot_first = EOT_FIRST.get(mixed.wanted.layout, False)
+        taken = cut([document for _, document in stream], mixed.wanted.max_tokens, eot_first=eot_first)
+        wanted = replace(mixed.wanted, max_tokens=None)
+        wanted = replace(wanted, val_documents=min(val, len(taken))) if val else wanted
+        found = shuffle_reference.shuffled(taken, seed, val)
+        expected = layout_reference.files_of_tokens([[one for one in tokens if one != EOT] for tokens in found], wanted)
+        manifest = mixed.export(out, folders, shuffle=seed)
+        assert runs.outputs_in(out) == expected, seed
+        assert verify_folder(FolderStore(out)).damages == []
+        runs.forget_after(out, chooser.randrange(len(manifest.shards)))
+        again = mixed.export(out, folders, shuffle=seed)
+        assert runs.outputs_in(out) == expected, seed
+        assert again.totals == manifest.totals
