@@ -199,6 +199,8 @@ def test_a_shuffle_of_folders_is_the_plain_sort(
         manifest = mixed.export(out, folders, shuffle=seed)
         assert runs.outputs_in(out) == expected, seed
         assert verify_folder(FolderStore(out)).damages == []
+        if not manifest.shards:  # the limit has cut the first document, and EOTs come last
+            continue
         runs.forget_after(out, chooser.randrange(len(manifest.shards)))
         again = mixed.export(out, folders, shuffle=seed)
         assert runs.outputs_in(out) == expected, seed
