@@ -32,7 +32,8 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.store import shard_files
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest, load_manifest, save_manifest
+from fineweb_shards.store.manifest import Manifest, load_manifest
+from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.stream.packer import Packer

@@ -13,7 +13,6 @@ the others.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import stat
 from collections.abc import Callable, Collection, Mapping
@@ -30,13 +29,14 @@ from fineweb_shards.formats.registry import CHOICES as FORMAT_CHOICES
 from fineweb_shards.formats.template import parse_template
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.run.part_weights import check_weights, whole_weights
 from fineweb_shards.sources.hub_files import parse_hub_address, refuse_hub_address
 from fineweb_shards.storage.bucket_address import check_path, is_url
 from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.store.manifest import PART_SETTINGS
 from fineweb_shards.store.opening import open_store, scratch_folder
 from fineweb_shards.store.store import Store
-from fineweb_shards.stream.mix import ALL_EXHAUSTED, FIRST_EXHAUSTED, MOST_WEIGHT, MixRule
+from fineweb_shards.stream.mix import ALL_EXHAUSTED, FIRST_EXHAUSTED, MixRule
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.system.own_files import WORK_FOLDER
@@ -226,13 +226,9 @@ class Config:
     def part_configs(self) -> tuple[Config, ...]:
         """The settings of each part of the input; of one that is not divided, these. Weights are whole numbers."""
         parts = [dataclasses.replace(self, parts=(), **part) for part in self.parts] or [self]
-        # Exactly: a float from Python counts as what its repr says.
-        weights = [Fraction(str(part.weight)) for part in parts if part.weight is not None]
-        if any(weights) and len(weights) == len(parts):
-            scale = Fraction(math.lcm(*(one.denominator for one in weights)))
-            scale /= math.gcd(*(int(one * scale) for one in weights))
-            pairs = zip(parts, weights, strict=True)
-            parts = [dataclasses.replace(part, weight=int(one * scale)) for part, one in pairs]
+        weights = whole_weights([part.weight for part in parts])
+        if weights:
+            parts = [dataclasses.replace(part, weight=one) for part, one in zip(parts, weights, strict=True)]
         return tuple(part._with_dataset() for part in parts)
 
     @cached_property
@@ -339,7 +335,8 @@ class Config:
             raise UsageError(
                 f"--val-input and --{given[0].replace('_', '-')} exclude each other.", "Name one of the two."
             )
-        self._check_weights()
+        weights = {number: part.get("weight", self.weight) for number, part in enumerate(self.parts or ({},), 1)}
+        check_weights(weights, [int(part.weight or 0) for part in self.part_configs], self.mix_until)
         self._check_limits(_LIMITS.keys() - PART_KEYS)
         if self.ray_address and self.executor != "ray":
             raise UsageError(
@@ -355,48 +352,6 @@ class Config:
         for number, part in enumerate(self.part_configs, 1):
             with concerning(f"Part {number}" if self.parts else ""):
                 part._check_part()
-
-    def _check_weights(self) -> None:
-        weights = {number: part.get("weight", self.weight) for number, part in enumerate(self.parts or ({},), 1)}
-        given = {number: Fraction(str(one)) for number, one in weights.items() if one is not None}
-        if not given:
-            if self.mix_until is not None:
-                raise UsageError(
-                    f"--mix-until {self.mix_until}: no part has a weight, so nothing is mixed.",
-                    "Give each part one, such as --part 'dataset=ORG/NAME weight=7', or leave it out.",
-                )
-            return
-        shown = {number: f"--weight {float(one):.12g}" for number, one in given.items()}
-        if len(weights) == 1:
-            raise UsageError(
-                f"{shown[1]}: there is nothing to mix, as the input has only one part.",
-                "Name the others, each with its weight, as in --part 'dataset=ORG/NAME weight=3', or leave it out.",
-            )
-        for number in weights:
-            if number not in given:
-                first = next(iter(given))
-                raise UsageError(
-                    f"Part {number} has no weight, and part {first} has {shown[first]}.",
-                    "Give every part a weight, to mix them, or none, to read them one after the other.",
-                )
-            if given[number] <= 0:
-                raise UsageError(
-                    f"Part {number}: {shown[number]}: must be more than 0.",
-                    "Leave the part out if you want nothing of it.",
-                )
-        least, most = min(given, key=given.__getitem__), max(given, key=given.__getitem__)
-        if given[most] > MOST_WEIGHT * given[least]:
-            raise UsageError(
-                f"Part {least}: {shown[least]}: part {most} has more than a million times of it, {shown[most]}.",
-                "Choose weights that are closer to each other, or leave the part out.",
-            )
-        whole = [int(part.weight or 0) for part in self.part_configs]
-        if max(whole) > MOST_WEIGHT:
-            raise UsageError(
-                f"Part {most}: {shown[most]}: is {max(whole):,} if all weights are whole numbers; at most "
-                f"{MOST_WEIGHT:,} is possible.",
-                "Round the weights, for example to three digits.",
-            )
 
     def _check_limits(self, names: Collection[str]) -> None:
         for name in sorted(names):

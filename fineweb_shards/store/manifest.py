@@ -4,17 +4,15 @@ The manifest is the only checkpoint. A shard is durable before its record is, so
 that might be missing; a shard that it does not name is made again. It contains no path and no access token of this
 machine: a folder can be moved to another one and finished there.
 
-`manifest.json` is JSON that a person can read, with a checksum of its values. A run saves it after every shard, and the
-lists in it become long: 2,410 files and 13,000 records, a second of work each time. So the text of an item is made once
-and kept.
+`manifest.json` is JSON that a person can read, with a checksum of its values. manifest_file.py writes it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +53,7 @@ PART_SETTINGS = (
 )  # fmt: skip
 _MOST_IDS = 2**31  # the most that a layout's tokens can hold
 # What says what a vocabulary's file is. In a manifest only if it is another one: those of GPT-2 stay as they were.
-_GPT2_FIELDS = {"pattern": GPT2.pattern, "reference": GPT2.reference}
+GPT2_FIELDS = {"pattern": GPT2.pattern, "reference": GPT2.reference}
 
 
 @dataclass(frozen=True)
@@ -212,6 +210,13 @@ class Manifest:
         """How much a mix has taken of each part of the input, and up to where."""
         return self.piles.taken if self.piles else self.taken, self.input_end
 
+    @property
+    def format(self) -> int:
+        """The format in which it is saved."""
+        if self.is_shuffled:
+            return _SHUFFLE_FORMAT
+        return _MIX_FORMAT if self.mix or self.has_epochs else FORMAT_VERSION
+
     def append(self, *records: ShardRecord) -> Manifest:
         """Return a manifest with the records of one more checkpoint, which all have the same end."""
         return replace(self, shards=(*self.shards, *records))
@@ -223,117 +228,9 @@ def divide_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
     return common, {name: settings[name] for name in PART_SETTINGS if name in settings}
 
 
-# Writing
-
-
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """A value as it is hashed (on one line, with sorted keys), and as it is shown."""
-
-    hashed: bytes
-    shown: bytes
-
-    @classmethod
-    def of(cls, value: Any, depth: int = 1) -> _Text:
-        text = json.dumps(value, indent=1, ensure_ascii=False).replace("\n", "\n" + " " * depth)
-        # A lone surrogate (in a file name) is written as a JSON escape, because it has no UTF-8.
-        return cls(_hashed(value), text.encode("utf-8", "backslashreplace"))
-
-
-class _ListText:
-    """The text of a list of records or parts. If the list has grown, only its new items are serialized."""
-
-    def __init__(self) -> None:
-        self._items: list[ShardRecord | InputPart] = []
-        self._texts: list[_Text] = []
-
-    def update(self, items: Sequence[ShardRecord | InputPart]) -> _Text:
-        """Return the text of these items."""
-        if self._items != list(items[: len(self._items)]):  # quick, because most are the same objects
-            self._items, self._texts = [], []
-        self._texts += [_Text.of(_to_json(item), depth=2) for item in items[len(self._items) :]]
-        self._items = list(items)
-        if not items:
-            return _Text(b"[]", b"[]")
-        hashed, shown = (one.hashed for one in self._texts), (one.shown for one in self._texts)
-        return _Text(b"[%b]" % b", ".join(hashed), b"[\n  %b\n ]" % b",\n  ".join(shown))
-
-
-class ManifestFile:
-    """The manifest of a store, for a run that saves it often: mostly there are only more records."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._parts = _ListText()
-        self._shards = _ListText()
-
-    def save(self, manifest: Manifest) -> None:
-        """Replace the store's manifest durably."""
-        run_id = self._store.run_id
-        effort = {
-            "seconds": round(manifest.seconds, 3),
-            "tokens_per_second": round(manifest.tokens / max(manifest.seconds, 1e-3)),
-            "peak_memory_bytes": manifest.peak_memory_bytes,
-            **({"run": run_id} if run_id else {}),
-        }
-        fields = {
-            "format": _Text.of(_format_of(manifest)),
-            "vocabulary": _Text.of(_vocabulary_to_json(manifest.shard_format)),
-            "settings": _Text.of(manifest.settings),
-            "digits": _Text.of(manifest.digits),
-            "index": _Text.of(manifest.index),
-            "versions": _Text.of(manifest.versions),
-            "totals": _Text.of(manifest.totals),
-            "effort": _Text.of(effort),
-            "quarantined": _Text.of([asdict(document) for document in manifest.quarantined]),
-            "shards": self._shards.update(manifest.shards),
-            "parts": self._parts.update(manifest.parts),
-            **({"piles": _Text.of(_to_json(manifest.piles))} if manifest.piles else {}),
-            "complete": _Text.of(manifest.complete),  # last, so that the end of the file shows it
-        }
-        hashed = b", ".join(b'"%b": %b' % (name.encode(), fields[name].hashed) for name in sorted(fields))
-        fields = {"checksum": _Text.of(hashlib.sha256(b"{%b}" % hashed).hexdigest()), **fields}
-        shown = b",\n".join(b' "%b": %b' % (name.encode(), one.shown) for name, one in fields.items())
-        data = b"{\n%b\n}\n" % shown
-        if len(data) > MOST_BYTES:  # nobody would read it
-            files = show_number_of(len(manifest.files), "input file")
-            raise OutputError(
-                f"{self._store.location}/{FILE_NAME}: {len(data):,} bytes for {files} and "
-                f"{show_number_of(manifest.shard_count, 'shard')}; at most {MOST_BYTES:,} are read.",
-                "Join small input files, or raise --shard-tokens.",
-            )
-        self._store.save_manifest(data)
-
-
-def _format_of(manifest: Manifest) -> int:
-    if manifest.is_shuffled:
-        return _SHUFFLE_FORMAT
-    return _MIX_FORMAT if manifest.mix or manifest.has_epochs else FORMAT_VERSION
-
-
-def _to_json(item: ShardRecord | InputPart | PileState) -> dict[str, Any]:
-    values = asdict(item)
-    if not values.get("taken", True):  # only a mix has it
-        del values["taken"]
-    return values
-
-
-def save_manifest(manifest: Manifest, store: Store) -> None:
-    """Replace the store's manifest durably."""
-    ManifestFile(store).save(manifest)
-
-
-def _hashed(value: Any) -> bytes:
+def canonical_json(value: Any) -> bytes:
+    """Return a value as it is hashed."""
     return json.dumps(value, sort_keys=True).encode()
-
-
-def _vocabulary_to_json(shard_format: ShardFormat) -> dict[str, Any]:
-    """Return what is needed to read tokens and to recognize the vocabulary again, without the bytes of its tokens;
-    `dtype` is that of the tokens in the files."""
-    values = {name: getattr(shard_format.vocabulary, name) for name in ("name", "sha256", "size", "eot")}
-    others = {name: getattr(shard_format.vocabulary, name) for name in _GPT2_FIELDS}
-    changed = {name: value for name, value in others.items() if value != _GPT2_FIELDS[name]}
-    return {**values, "dtype": shard_format.dtype.name, **changed}
 
 
 # Reading
@@ -405,7 +302,7 @@ def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manife
             "Use the version that made it, or another --out.",
         )
     recorded = data.pop("checksum", None)  # early manifests have none
-    if recorded is not None and recorded != hashlib.sha256(_hashed(data)).hexdigest():
+    if recorded is not None and recorded != hashlib.sha256(canonical_json(data)).hexdigest():
         raise ValueError("its checksum does not fit; it was changed after it was written")
     if found == 2:
         data = _with_new_names(data)
@@ -450,7 +347,7 @@ def _vocabulary_from_json(manifest: dict[str, Any], work_folder: Path) -> Vocabu
     size, eot = get(data, "size", int), get(data, "eot", int)
     if not 0 <= eot < size <= _MOST_IDS:
         raise ValueError(f"a vocabulary of {size:,} ids can't have the EOT {eot}")
-    pattern, reference = (get(_GPT2_FIELDS | data, name, str) for name in _GPT2_FIELDS)
+    pattern, reference = (get(GPT2_FIELDS | data, name, str) for name in GPT2_FIELDS)
     if reference not in FILE_NAMES:
         raise ValueError(f"no tokenizer here is called {reference!r:.40}")
     name, sha256 = get(data, "name", str), get(data, "sha256", str)

@@ -19,7 +19,8 @@ import numpy as np
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.formats.piles import append_to_list, digest_of, list_block, list_path
-from fineweb_shards.store.manifest import Manifest, ManifestFile
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import ManifestFile
 from fineweb_shards.store.pile_files import PileWork, prepare_piles, sizes_of
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.packer import PackedTotals, Packer

@@ -27,7 +27,8 @@ from fineweb_shards.errors import DiskFullError, Interrupted, OutputError, Shard
 from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.layouts.base import Numbering, ShardFormat, tokens_of
 from fineweb_shards.store.cleanup import remove_leftovers, remove_outdated_files
-from fineweb_shards.store.manifest import Manifest, ManifestFile, save_manifest
+from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.manifest_file import ManifestFile, save_manifest
 from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import FinishedFile, list_finished
 from fineweb_shards.store.store import GrowingPart, OutputSpec, Segment, Store

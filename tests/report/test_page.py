@@ -13,7 +13,7 @@ from fineweb_shards.report import facts
 from fineweb_shards.report.facts import Facts
 from fineweb_shards.report.page import render_page, write_report
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import save_manifest
+from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.types import Quarantined
 from fineweb_shards.watching.run_files import Heartbeat, History, Invocation, Mark, Point
 from fineweb_shards.watching.status import Status

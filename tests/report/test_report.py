@@ -34,7 +34,8 @@ from fineweb_shards.report.facts import gather_facts
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import load_manifest, save_manifest
+from fineweb_shards.store.manifest import load_manifest
+from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 from fineweb_shards.units import show_bytes

@@ -19,14 +19,8 @@ from fineweb_shards.errors import ChangedError, DamageError, OutputError
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import (
-    FILE_NAME,
-    FORMAT_VERSION,
-    Manifest,
-    ManifestFile,
-    load_manifest,
-    save_manifest,
-)
+from fineweb_shards.store.manifest import FILE_NAME, FORMAT_VERSION, Manifest, load_manifest
+from fineweb_shards.store.manifest_file import ManifestFile, save_manifest
 from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
