@@ -38,6 +38,11 @@ class InlineExecutor(Executor):
         self._encoder = encoder
         self._plane = plane
 
+    def __exit__(self, *exception: object) -> None:
+        """As the end of the processes would, close all files."""
+        if self._plane is not None:
+            self._plane.close()
+
     @property
     def workers(self) -> int:
         return 0
