@@ -30,8 +30,8 @@ from fineweb_shards.storage.place import plain_etag
 from fineweb_shards.store.bucket_work_folder import BucketLock, MirroredFiles, is_bucket_locked
 from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES
 from fineweb_shards.store.store import FoundFile, GrowingPart, Segment, Store
-from fineweb_shards.system.durable import FolderLock, write_file
-from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, open_own
+from fineweb_shards.system.durable import FolderLock, output_errors, write_file
+from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, open_own, refuse_other_kinds
 
 _PARTS_FOLDER = f"{WORK_FOLDER}/parts"
 _DIGITS = 16  # of the offset in a part's name, so that names sort as parts follow one another
@@ -104,7 +104,9 @@ class BucketStore(Store):
         found = self._bucket.read(FILE_NAME, MOST_BYTES)
         if found is None:
             self._version = None
-            (self.folder / FILE_NAME).unlink(missing_ok=True)
+            with output_errors(self.folder / FILE_NAME):
+                refuse_other_kinds(self.folder / FILE_NAME)
+                (self.folder / FILE_NAME).unlink(missing_ok=True)
         else:
             data, self._version = found
             write_file(self.folder / FILE_NAME, data, work)
