@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -351,7 +352,9 @@ def test_a_private_dataset_with_its_token(home: Path, tmp_path: Path, tries: Tri
     for number in tries(3, 20):
         token, script, more, code = failures[number % len(failures)]
         out = tmp_path / str(number)
-        faults = ScriptedFaults(script=script, path_contains=".parquet")
+        # A refusal is also that of the question where a file is.
+        on: Literal["content", "resolve"] = "resolve" if code == 3 else "content"
+        faults = ScriptedFaults(script=script, path_contains=".parquet", on=on)
         with StandInHub([private], [faults]) as hub:
             done = build(hub, home, out, *words, *more, HF_TOKEN=token)
         assert done.returncode == code, done.stderr
