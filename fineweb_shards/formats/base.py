@@ -35,6 +35,7 @@ class PileSettings:
     """How the piles of a shuffle were written."""
 
     count: int
+    list_bytes: int
     dtype: Dtype
     eot_first: bool
 

@@ -1,8 +1,10 @@
 """The piles of a shuffle (stream/shuffle.py): their files, and how the second pass reads them.
 
-A pile has the tokens of its documents, EOTs included, in the order in which they came. A list beside the piles says
-where a document ends: blocks of (hash, tokens), each sorted by pile and with a table in front of it of where each
-pile begins in it. So it only grows at its end, and of it is read what one pile needs.
+A pile has the tokens of its documents, EOTs included, in the order in which they came. A list beside the piles grows by
+a block with each checkpoint: a table with a row for each pile, and (hash, tokens) of the documents that have ended, by
+pile. The row says where those of the pile are, their CRC, how long the pile is by now, and the SHA-256 of what was
+added to it. So of the list is read what one pile needs, and nothing that is read goes unchecked: neither a pile, from
+the checkpoint on that has recorded it, nor the list.
 
 A position in a pile is a number of tokens in the order of the hashes. A batch is as small as any other: a worker finds
 its documents, one by one, in a pile that the parent has just read from front to back to compare its hash. So no process
@@ -13,15 +15,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import DamageError
-from fineweb_shards.formats.base import Format
+from fineweb_shards.formats.base import Format, PileSettings
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.own_files import open_own
@@ -30,6 +34,7 @@ from fineweb_shards.types import Batch, Cursor, Piles, Positions, TextChunk
 
 FOLDER = "piles"
 ENTRY_BYTES = 2 * 8  # of a document in the list
+_ROW = np.dtype([("begin", "<i8"), ("end", "<i8"), ("crc", "<u8"), ("tokens", "<i8"), ("sha256", "V32")])
 _READ_BYTES = 2**20
 _KEPT_PILES = 2  # batches of two may be under way
 
@@ -42,23 +47,30 @@ def list_path(folder: Path) -> Path:
     return folder / "documents"
 
 
-def digest_of(path: Path, size_bytes: int) -> hashlib._Hash:
-    """Return the SHA-256 of the beginning of a file; of a shorter one, of what there is."""
+def digest_of(path: Path, begin: int, end: int) -> hashlib._Hash:
+    """Return the SHA-256 of a range of a file; of a shorter one, of what there is."""
     digest = hashlib.sha256()
     with open_own(path, "rb") as file:
-        while size_bytes and (block := file.read(min(size_bytes, _READ_BYTES))):
-            size_bytes -= len(block)
+        file.seek(begin)
+        while begin < end and (block := file.read(min(end - begin, _READ_BYTES))):
+            begin += len(block)
             digest.update(block)
     return digest
 
 
-def list_block(count: int, hashes: NDArray[np.uint64], lengths: Positions, piles: Piles) -> bytes:
-    """Return the next block of the list, of documents of `count` piles."""
+def list_block(
+    tokens: Sequence[int], sha256: Sequence[bytes], hashes: NDArray[np.uint64], lengths: Positions, piles: Piles
+) -> bytes:
+    """Return the next block of the list: how long each pile is now, the SHA-256 of what was added, and documents."""
     order = np.argsort(piles, kind="stable")
-    begins = np.searchsorted(piles[order], np.arange(count + 1))
     entries = np.empty((len(hashes), 2), "<u8")
     entries[:, 0], entries[:, 1] = hashes[order], lengths[order]
-    return begins.astype("<i8").tobytes() + entries.tobytes()
+    bounds = np.searchsorted(piles[order], np.arange(len(tokens) + 1)).tolist()
+    rows = np.empty(len(tokens), _ROW)
+    rows["begin"], rows["end"], rows["tokens"] = bounds[:-1], bounds[1:], tokens
+    rows["crc"] = [zlib.crc32(entries[begin:end].tobytes()) for begin, end in pairwise(bounds)]
+    rows["sha256"] = [np.void(one) for one in sha256]
+    return rows.tobytes() + entries.tobytes()
 
 
 def append_to_list(path: Path, position: int, block: bytes) -> None:
@@ -71,31 +83,44 @@ def append_to_list(path: Path, position: int, block: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def read_list(path: Path, number: int, count: int) -> tuple[NDArray[np.uint64], Positions]:
-    """Return hash and tokens of each document of a pile, in the order in which they came."""
-    found = np.concatenate([np.empty((0, 2), np.uint64), *_read_entries(path, number, 8 * (count + 1))])
-    return found[:, 0], found[:, 1].astype(np.int64)
-
-
-def _read_entries(path: Path, number: int, table_bytes: int) -> Iterator[NDArray[np.uint64]]:
+def _read_list(path: Path, number: int, piles: PileSettings) -> Iterator[tuple[np.void, NDArray[np.uint64]]]:
+    """Yield a pile's row, and hash and tokens of its documents, of each block; ValueError if they are damaged."""
     with open_own(path, "rb") as file:
-        size, position = os.fstat(file.fileno()).st_size, 0
-        while position < size:
-            file.seek(position)
-            begins = np.frombuffer(file.read(table_bytes), "<i8")
-            begin, end = begins[number : number + 2].tolist()
-            if begin < end:
-                file.seek(position + table_bytes + ENTRY_BYTES * begin)
-                yield np.frombuffer(file.read(ENTRY_BYTES * (end - begin)), "<u8").reshape(-1, 2)
-            position += table_bytes + ENTRY_BYTES * int(begins[-1])
+
+        def read(at: int, size: int) -> bytes:
+            file.seek(at)
+            if len(data := file.read(size)) < size:
+                raise ValueError("it is too short")
+            return data
+
+        position = 0
+        while position < piles.list_bytes:
+            (row,) = np.frombuffer(read(position + number * _ROW.itemsize, _ROW.itemsize), _ROW)
+            (last,) = np.frombuffer(read(position + (piles.count - 1) * _ROW.itemsize, _ROW.itemsize), _ROW)
+            position += piles.count * _ROW.itemsize
+            if not 0 <= row["begin"] <= row["end"] <= last["end"] <= piles.list_bytes:
+                raise ValueError("a row is damaged")
+            begin, end = (ENTRY_BYTES * int(row[name]) for name in ("begin", "end"))
+            entries = read(position + begin, end - begin)
+            if zlib.crc32(entries) != row["crc"]:
+                raise ValueError("a CRC differs")
+            yield row, np.frombuffer(entries, "<u8").reshape(-1, 2)
+            position += ENTRY_BYTES * int(last["end"])
 
 
 class _Pile:
     """The documents of a pile in the order of their hashes. Positions are numbers of tokens in that order."""
 
-    def __init__(self, path: Path, number: int, count: int) -> None:
-        hashes, lengths = read_list(path, number, count)
-        order = np.argsort(hashes, kind="stable")
+    def __init__(self, path: Path, number: int, piles: PileSettings) -> None:
+        try:
+            with output_errors(path):
+                blocks = [*_read_list(path, number, piles)]
+        except ValueError as error:
+            raise _changed(path, "The") from error
+        # Of what each checkpoint has added: where it ends in the pile, and its SHA-256.
+        self.added = [(int(row["tokens"]), row["sha256"].tobytes()) for row, _ in blocks]
+        entries = np.concatenate([np.empty((0, 2), np.uint64), *(one for _, one in blocks)])
+        lengths, order = entries[:, 1].astype(np.int64), np.argsort(entries[:, 0], kind="stable")
         self.lengths = lengths[order]
         self.ends = np.cumsum(self.lengths)
         self.offsets = (np.cumsum(lengths) - lengths)[order]  # of the first token of each in the file
@@ -121,25 +146,28 @@ class PilesFormat(Format):
     """Reads piles."""
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
-        self._check(file)
-        pile = self._pile(file)
-        piles = self.settings.piles
+        if not file.size_bytes:
+            return
+        pile, piles = self._pile(file), self.settings.piles
         assert piles is not None
         width = piles.dtype.itemsize
+        self._check(file, pile, width)
         while position < pile.tokens:
             end = pile.cut(position, max(1, self.settings.batch_bytes // width))
             starts, ends = pile.is_in_document(position), pile.is_in_document(end)
             yield Batch(file.index, position, end, (end - position) * width, starts, ends)
             position = end
 
-    def _check(self, file: InputFile) -> None:
+    def _check(self, file: InputFile, pile: _Pile, width: int) -> None:
         """Raise DamageError if a pile is not what was written. It is removed, so that the next run makes all again."""
-        path = Path(file.path)
-        with output_errors(path):
-            sound = digest_of(path, file.size_bytes).hexdigest() == file.content_hash
-        if not sound:
-            path.unlink()
-            raise _changed(path, "It was removed: the")
+        path, done = Path(file.path), 0
+        for tokens, sha256 in pile.added:
+            with output_errors(path):
+                found = digest_of(path, done * width, tokens * width).digest()
+            if found != sha256:
+                path.unlink()
+                raise _changed(path, "It was removed: the")
+            done = tokens
 
     @cached_property
     def _piles(self) -> dict[int, _Pile]:
@@ -152,7 +180,7 @@ class PilesFormat(Format):
             while len(self._piles) >= _KEPT_PILES:
                 del self._piles[next(iter(self._piles))]
             path = list_path(Path(file.path).parent)
-            self._piles[file.index] = _Pile(path, file.index, self.settings.piles.count)
+            self._piles[file.index] = _Pile(path, file.index, self.settings.piles)
         return self._piles[file.index]
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
@@ -198,8 +226,8 @@ def _changed(path: Path, what: str) -> DamageError:
 
 
 def _read_ranges(path: Path, places: Positions, sizes: Positions) -> NDArray[np.uint8]:
-    """Read ranges of bytes of a file, one after the other; what it lacks is zero."""
-    data = np.zeros(int(sizes.sum()), np.uint8)
+    """Read ranges of bytes of a file, one after the other; DamageError if it is too short."""
+    data = np.empty(int(sizes.sum()), np.uint8)
     view, position = data.data, 0
     with output_errors(path), open_own(path, "rb", buffering=0) as file:
         for place, size in zip(places.tolist(), sizes.tolist(), strict=True):
@@ -207,5 +235,6 @@ def _read_ranges(path: Path, places: Positions, sizes: Positions) -> NDArray[np.
             end = position + size
             while position < end and (read := file.readinto(view[position:end])):  # type: ignore[attr-defined]
                 position += read
-            position = end
+            if position < end:
+                raise _changed(path, "The")
     return data

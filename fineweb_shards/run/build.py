@@ -28,13 +28,22 @@ from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
 from fineweb_shards.run.output_text import training_error
 from fineweb_shards.run.plan import check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import resume_text, short_lines
-from fineweb_shards.run.shuffle import find_piles, make_piles, remove_piles, second_pass, tell_begin, tell_end
+from fineweb_shards.run.shuffle import (
+    find_piles,
+    lock_scratch,
+    make_piles,
+    remove_piles,
+    second_pass,
+    tell_begin,
+    tell_end,
+)
 from fineweb_shards.run.stream import QUARANTINE_NAME, Running
 from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.section import Section
+from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
@@ -104,7 +113,7 @@ def build(
     --fresh deletes without asking; `when_done` is called when all is made and verified, before that is
     told."""
     observer = WaitsOnScreen(screen)
-    with _locked_job(config, fresh=fresh, observer=observer, command=command) as job:
+    with _locked_job(config, fresh=fresh, observer=observer, command=command) as job, lock_scratch(config):
         if fresh:
             start_over(job.output.store, job.layout, screen.warn, yes=yes)
         manifest = open_manifest(job, same_source=same_source)
@@ -170,6 +179,8 @@ def _build_rest(
     store = job.output.store
     history = load_history(job.folder)
     progress = Progress(log, screen, history, begun=manifest)
+    if manifest.piles is None:
+        remove_piles(job.config.pile_folder)  # of a build that was begun with other settings
     if job.config.shuffle is not None:
         manifest = find_piles(job.output, job.config.pile_folder, manifest, progress)
         progress.begin_pass(manifest)
@@ -333,7 +344,10 @@ def _place_sections(
                 # noticed in writing.
                 left = progress.expected_left()
                 if left is not None:
-                    disk.wait_for(size_bytes(min(left, shard_tokens)))
+                    needed = size_bytes(min(left, shard_tokens))
+                    if free_disk_bytes(job.folder) < needed:  # what is recorded may free the space of its input
+                        output.settle()
+                    disk.wait_for(needed)
             begins_shard = part.checkpoint or (begins_shard and not part.tokens)
             progress.advance(part.tokens, output.segments, part.end, part.taken)
             yield part

@@ -29,7 +29,15 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.run.disk_space import Rest, check_needs, find_needs
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.run.output_text import stray_warnings, training_error
-from fineweb_shards.run.shuffle import begin_piles, find_piles, pile_source, read_piles, remove_piles, second_spec
+from fineweb_shards.run.shuffle import (
+    begin_piles,
+    find_piles,
+    lock_scratch,
+    pile_source,
+    read_piles,
+    remove_piles,
+    second_spec,
+)
 from fineweb_shards.store.cleanup import (
     holds_shards,
     refuse_planted_files,
@@ -68,6 +76,8 @@ class ExportSource:
         """The limit of the stream's length by --max-tokens or --last-shard drop; None if it has none."""
         if self.manifest.totals["dropped_tokens"]:
             return self.manifest.tokens
+        if self.manifest.is_shuffled:  # what was cut is no longer at the end
+            return None
         limit: int | None = self.manifest.settings["max_tokens"]
         return limit
 
@@ -139,7 +149,7 @@ def make_export_job(source: ExportSource, config: Config, observer: Observer) ->
     spec = output_spec(config, config.open_store(observer), built.vocabulary)
     ours = {name: value for name, value in config.fingerprint().items() if name in OUTPUT_SETTINGS}
     new = Manifest(
-        {**built.settings, **ours, "exported_from": identify([source])},
+        {**built.settings, **ours, "max_tokens": source.limit_tokens, "exported_from": identify([source])},
         built.parts,
         {**built.versions, "fineweb_shards": fineweb_shards.__version__},
         digits=choose_digits(spec.layout, spec.shard_tokens, built.tokens, exact=True),
@@ -170,7 +180,7 @@ def export(
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
     if not spec.store.is_remote:
         load_manifest(spec.folder)  # refuses a folder of another program before anything is written into it
-    with spec.store.lock(observer):
+    with spec.store.lock(observer), lock_scratch(config):
         if fresh:
             start_over(spec.store, spec.layout, say, yes=yes)
         manifest = _open_manifest(job)
@@ -184,6 +194,8 @@ def export(
         if not manifest.shards and not manifest.mix and (error := training_error(spec, config, job.tokens, documents)):
             raise error
         manifest = find_piles(spec, config.pile_folder, manifest, observer)
+        if manifest.piles is None:
+            remove_piles(config.pile_folder)
         rest = Rest(job.tokens, documents, manifest.tokens, workers=0)
         if config.shuffle is not None:
             rest = dataclasses.replace(rest, piles=manifest.piles or begin_piles(spec, manifest, job.tokens).piles)

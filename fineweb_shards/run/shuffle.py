@@ -31,7 +31,7 @@ from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.shuffle import MOST_PILES, PileState
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import add_cursors
-from fineweb_shards.system.durable import output_errors
+from fineweb_shards.system.durable import LOCK_NAME, FolderLock, output_errors
 from fineweb_shards.system.own_files import is_plain_file, refuse_linked_folders
 from fineweb_shards.tokenizers.encoder import TokenJoiner
 from fineweb_shards.types import Cursor, Cursors, ShardSlice, Taken
@@ -67,7 +67,9 @@ def find_piles(spec: OutputSpec, folder: Path, manifest: Manifest, observer: Obs
     # As many, and the same ones: cursors of finished shards are places in them.
     again = _with_piles(manifest, state.count)
     assert again.piles is not None
-    return replace(again, piles=replace(again.piles, earlier_sha256=state.sha256 or state.earlier_sha256))
+    return replace(
+        again, piles=replace(again.piles, earlier_tokens=state.tokens if state.ended else state.earlier_tokens)
+    )
 
 
 def count_piles(spec: OutputSpec, expected_tokens: int | None) -> int:
@@ -89,13 +91,16 @@ def _with_piles(manifest: Manifest, count: int) -> Manifest:
 def _find_lost(spec: OutputSpec, folder: Path, manifest: Manifest, state: PileState) -> Path | None:
     """Return a file of the first pass that is still needed, and is missing, or not as long as recorded."""
     first = manifest.end[0].file if state.ended else 0
-    sizes = list(sizes_of(folder, state, spec.shard_format).items())
-    for path, size in sizes[first:] if state.documents else ():
+    *piles, (listed, list_bytes) = sizes_of(folder, state, spec.shard_format).items()
+    needed = [(path, size) for path, size in piles[first:] if size]
+    for path, size in needed:
         if not is_plain_file(path) or path.stat().st_size < size:
             return path
-    path, size = sizes[-1]
-    with output_errors(path):
-        return path if size and digest_of(path, size).hexdigest() != state.list_sha256 else None
+    if not list_bytes or (state.ended and not needed):
+        return None
+    with output_errors(listed):
+        is_there = is_plain_file(listed)
+        return None if is_there and digest_of(listed, 0, list_bytes).hexdigest() == state.list_sha256 else listed
 
 
 def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progress) -> Manifest:
@@ -182,7 +187,7 @@ def pile_source(spec: OutputSpec, config: Config, manifest: Manifest) -> Parts:
         skip_bad=False,
         vocabulary=spec.vocabulary,
         tokens_column="documents",
-        piles=PileSettings(len(state.tokens), shard_format.read_dtype, spec.layout.eot_first),
+        piles=PileSettings(len(state.tokens), state.list_bytes, shard_format.read_dtype, spec.layout.eot_first),
     )
     files = [
         InputFile(
@@ -193,11 +198,11 @@ def pile_source(spec: OutputSpec, config: Config, manifest: Manifest) -> Parts:
             compression=None,
             size_bytes=shard_format.size_bytes(tokens),
             mtime_ns=0,
-            content_hash=sha256,
+            content_hash="",  # the list has it
             for_validation=number == 0 and any(spec.split_rule.val_files),
             place=SCRATCH,
         )
-        for number, (tokens, sha256) in enumerate(zip(state.tokens, state.sha256, strict=True))
+        for number, tokens in enumerate(state.tokens)
     ]
     return Parts((open_source(tuple(files), settings),))
 
@@ -209,6 +214,14 @@ def read_piles(source: Parts, spec: OutputSpec, start: Cursors) -> Iterator[Sect
     return map(Section.of, add_cursors(blocks, start))
 
 
+def lock_scratch(config: Config) -> contextlib.AbstractContextManager[object]:
+    """Lock the folder of the piles for one run, if it is not in that of the output, which is locked: runs on several
+    machines may have the same one, and the same path of another output."""
+    if config.shuffle is None or not config.scratch or config.bucket_url:
+        return contextlib.nullcontext()
+    return FolderLock(config.pile_folder.parent.parent, is_own=True)
+
+
 def remove_piles(folder: Path) -> None:
     """Remove the piles with their folder, if possible: nothing depends on it. In that of --scratch, also what was made
     for it alone."""
@@ -218,5 +231,6 @@ def remove_piles(folder: Path) -> None:
             path.unlink()
         folder.rmdir()
         if not (folder.parent.parent / FILE_NAME).exists():
+            (folder.parent / LOCK_NAME).unlink(missing_ok=True)
             folder.parent.rmdir()
             folder.parent.parent.rmdir()

@@ -129,10 +129,8 @@ def check_piles(piles: PileState, files: Sequence[int], mixed: int) -> None:
         raise ValueError(f"what it says of {piles.count} piles is inconsistent")
     if not 0 <= piles.open_pile <= piles.count or piles.open_tokens > piles.tokens[piles.open_pile]:
         raise ValueError(f"the last document is not in pile {piles.open_pile}")
-    if piles.sha256 and len(piles.sha256) != piles.count + 1:
-        raise ValueError(f"it has {len(piles.sha256)} hashes for {piles.count} piles")
-    if not all(map(_SHA256.fullmatch, piles.sha256)):
-        raise ValueError("the hash of a pile is no SHA-256")
+    if piles.list_sha256 and not _SHA256.fullmatch(piles.list_sha256):
+        raise ValueError(f"{piles.list_sha256!r:.80} is no SHA-256")
 
 
 def check_quarantined(documents: Sequence[Quarantined], files: Sequence[int]) -> None:

@@ -20,29 +20,27 @@ from fineweb_shards.system.retry import Disk
 
 @dataclass(frozen=True)
 class PileWork:
-    """Piles that are written as far as these sizes, to be made durable; a single one may also be hashed. `path` is
-    their folder."""
+    """What was added to some piles, to be made durable and hashed; `path` is their folder."""
 
     path: Path
-    sizes: tuple[tuple[int, int], ...]  # number and bytes of each
-    hashed: bool = False
+    ranges: tuple[tuple[int, int, int], ...]  # number, and first and last byte of each
 
 
 def seal(
     observer: Observer, work: Segment | PileWork, shard_format: ShardFormat, store: Store, max_wait_seconds: float
 ) -> str:
-    """Seal a segment, or make piles durable; return the SHA-256 of the segment, or of the last pile."""
+    """Seal a segment, or make durable what was added to piles; return the SHA-256 of the segment, or those of the
+    piles one after the other."""
     if isinstance(work, Segment):
         return seal_segment(observer, work, shard_format, store, max_wait_seconds)
-    disk, sha256 = Disk(work.path, max_wait_seconds, observer), ""
-    for number, size_bytes in work.sizes:
+    disk, hashes = Disk(work.path, max_wait_seconds, observer), []
+    for number, begin, end in work.ranges:
         path = work.path / pile_name(number)
-        if work.hashed:
-            with output_errors(path):
-                sha256 = digest_of(path, size_bytes).hexdigest()
-        else:
+        if begin < end:
             disk.attempt(partial(_sync, path))
-    return sha256
+        with output_errors(path):
+            hashes.append(digest_of(path, begin, end).hexdigest())
+    return "".join(hashes)
 
 
 def _sync(path: Path) -> None:

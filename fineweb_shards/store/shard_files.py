@@ -30,6 +30,7 @@ from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.stream.shuffle import MOST_PILES
 from fineweb_shards.system.durable import output_error, output_errors
+from fineweb_shards.system.machine import allow_files
 from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, open_descriptor, open_own
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, ShardRecord, Split, Tokens
@@ -132,7 +133,7 @@ class TokenWriter:
     def write(self, tokens: Tokens, placement: Placement) -> None:
         """Write ranges of tokens where they belong."""
         writes = self._divide(tokens, placement)
-        self._most_open = _OPEN_FILES if placement.piles is None else _OPEN_FILES + MOST_PILES
+        self._most_open = _OPEN_FILES if placement.piles is None else _OPEN_FILES + allow_files(MOST_PILES)
         self._disk.attempt(partial(self._write_all, writes))
         if placement.piles is None:  # piles are synced all together
             lengths = placement.ranges[:, 1] - placement.ranges[:, 0]

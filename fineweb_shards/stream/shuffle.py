@@ -63,16 +63,12 @@ class PileState:
     list_bytes: int = 0
     list_sha256: str = ""
     counts: Counts = _NO_COUNTS  # of the input up to `end`
-    sha256: tuple[str, ...] = ()  # of each pile, once the pass has ended
-    earlier_sha256: tuple[str, ...] = ()  # if it is made again: what these were, because shards were made of them
+    ended: bool = False
+    earlier_tokens: tuple[int, ...] = ()  # if it is made again: what each pile had, because shards were made of them
 
     @classmethod
     def beginning(cls, count: int, starts: Cursors, taken: tuple[Taken, ...] = ()) -> PileState:
         return cls(count, starts, (0,) * (count + 1), taken)
-
-    @property
-    def ended(self) -> bool:
-        return bool(self.sha256)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from fineweb_shards.units import show_bytes
 _ADDRESS_SPACE_BYTES = 10**9
 # ioprio_set(2) has no name in Python; its number depends on the processor.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_OTHER_FILES = 100  # that a process has open, and more than it ever has
 PRIORITIES = ("background", "normal")  # what `--priority` may say, the default first
 
 Result = TypeVar("Result")
@@ -253,3 +255,20 @@ def _read_lines(path: Path) -> list[str]:
             return file.read().decode().splitlines()
     except OSError:
         return []
+
+
+@cache
+def allow_files(count: int) -> int:
+    """Allow this process to have so many more files open, or as many as the system lets it; return how many."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return min(count, _OTHER_FILES)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return count if soft == resource.RLIM_INFINITY else max(1, min(count, soft - _OTHER_FILES))

@@ -94,7 +94,7 @@ class PileOutput:
         sizes = sizes_of(folder, manifest.piles, spec.shard_format)
         disk.attempt(lambda: prepare_piles(sizes))
         with output_errors(folder):
-            self._list_digest = digest_of(list_path(folder), manifest.piles.list_bytes)
+            self._list_digest = digest_of(list_path(folder), 0, manifest.piles.list_bytes)
 
     def add(self, section: Section, slices: Iterable[ShardSlice]) -> None:
         """Place a section, given the slices that it is cut into, one after the other."""
@@ -155,33 +155,37 @@ class PileOutput:
                 return
             if not first.syncs:
                 self._spec.store.check_lock()
-                sizes = [(n, self._spec.shard_format.size_bytes(tokens)) for n, tokens in enumerate(first.state.tokens)]
-                shares = max(1, self._plane.workers)
-                works = [PileWork(self._folder, tuple(sizes[one::shares])) for one in range(min(shares, len(sizes)))]
-                first.syncs.extend([self._plane.seal(work) for work in works])
+                self._begin_syncs(first)
             if not all(sync.done() for sync in first.syncs):
                 return
-            for sync in first.syncs:
-                sync.result()
-            self._record(first)
+            self._record(first, [sync.result() for sync in first.syncs])
             self._checkpoints.popleft()
 
-    def _record(self, checkpoint: _Checkpoint) -> None:
-        """Add what has ended to the list, and save the manifest."""
-        before, listed = self.manifest.piles, checkpoint.listed
+    def _begin_syncs(self, checkpoint: _Checkpoint) -> None:
+        """Have what was added to the piles made durable, a share of them by each worker."""
+        assert self.manifest.piles is not None
+        size_bytes, bounds = self._spec.shard_format.size_bytes, (self.manifest.piles.tokens, checkpoint.state.tokens)
+        ranges = [(n, size_bytes(begin), size_bytes(end)) for n, (begin, end) in enumerate(zip(*bounds, strict=True))]
+        each = -(-len(ranges) // max(1, self._plane.workers))
+        works = [PileWork(self._folder, tuple(ranges[first : first + each])) for first in range(0, len(ranges), each)]
+        checkpoint.syncs.extend([self._plane.seal(work) for work in works])
+
+    def _record(self, checkpoint: _Checkpoint, hashes: list[str]) -> None:
+        """Add a block to the list, and save the manifest."""
+        before, listed, path = self.manifest.piles, checkpoint.listed, list_path(self._folder)
         assert before is not None
-        state, path = replace(checkpoint.state, list_bytes=before.list_bytes), list_path(self._folder)
-        if len(listed.hashes):
-            data = list_block(len(before.tokens), listed.hashes, listed.lengths, listed.piles)
+        whole = bytes.fromhex("".join(hashes))
+        added = [whole[first : first + 32] for first in range(0, len(whole), 32)]
+        block = list_block(checkpoint.state.tokens, added, listed.hashes, listed.lengths, listed.piles)
 
-            def append() -> None:
-                with output_errors(path):
-                    append_to_list(path, before.list_bytes, data)
+        def append() -> None:
+            with output_errors(path):
+                append_to_list(path, before.list_bytes, block)
 
-            self._disk.attempt(append)
-            self._list_digest.update(data)
-            state = replace(state, list_bytes=before.list_bytes + len(data))
-        self._save(replace(state, list_sha256=self._list_digest.hexdigest()))
+        self._disk.attempt(append)
+        self._list_digest.update(block)
+        end, sha256 = before.list_bytes + len(block), self._list_digest.hexdigest()
+        self._save(replace(checkpoint.state, list_bytes=end, list_sha256=sha256))
         self._on_record(checkpoint.state.end)
 
     def _save(self, state: PileState) -> None:
@@ -200,19 +204,17 @@ class PileOutput:
             self.advance()
 
     def finish(self) -> Manifest:
-        """Record the end of the pass, with the hash of each file."""
+        """Record the end of the pass."""
         self._shuffler.end()
         self._begin_checkpoint()
         self._settle(0)
-        state, width = self.manifest.piles, self._spec.shard_format.size_bytes(1)
+        state = self.manifest.piles
         assert state is not None
-        works = [PileWork(self._folder, ((n, tokens * width),), hashed=True) for n, tokens in enumerate(state.tokens)]
-        hashes = [self._plane.wait(seal) for seal in [self._plane.seal(work) for work in works]]
-        if self.manifest.shards and state.earlier_sha256 not in ((), tuple(hashes)):
+        if self.manifest.shards and state.earlier_tokens not in ((), state.tokens):
             raise ChangedError(
                 f"{self._spec.store.location}: the first pass of the shuffle was made again, and gave other documents "
                 "than those of which shards were made.",
                 "Has the input changed, or --on-bad-file? Start over with --fresh.",
             )
-        self._save(replace(state, sha256=tuple(hashes), earlier_sha256=()))
+        self._save(replace(state, ended=True, earlier_tokens=()))
         return self.manifest

@@ -303,6 +303,10 @@ class Output:
             self._files[split] = file
         return self._files[split]
 
+    def settle(self) -> None:
+        """Record everything that is placed up to the last checkpoint."""
+        self._settle(0)
+
     def finish(self) -> Manifest:
         """Give every file its final name, and save the manifest as complete."""
         self._settle(0)

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from fineweb_shards.formats import jsonl
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run import shuffle
+from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.watching.progress import Progress
@@ -285,3 +287,145 @@ def test_other_piles_than_those_of_finished_shards_are_refused(tmp_path: Path, m
     with pytest.raises(ChangedError, match="the first pass of the shuffle was made again, and gave other documents"):
         runs.build_inline(out, path, shuffle=5, shard_tokens=2000, batch_bytes=100_000)
     assert runs.outputs_in(out) == before
+
+
+WORDS = ("--shuffle", 5, "--shard-tokens", 2000, "--batch-bytes", 4000)
+
+
+@pytest.fixture
+def three_piles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shuffle, "choose_count", lambda _: 3)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.usefixtures("small_steps", "three_piles")
+def test_damage_during_the_first_pass_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what a checkpoint has recorded: the second pass tells it, and the next run makes all again."""
+    path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+
+    def stop() -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shuffle.Parts, "release_before", stop_after(9, stop))
+        with pytest.raises(KeyboardInterrupt):
+            runs.build_inline(out, path, shuffle=5, shard_tokens=2000, batch_bytes=4000)
+    manifest = load_manifest(out)
+    assert manifest is not None
+    assert manifest.piles is not None
+    assert not manifest.piles.ended
+    flip(out / ".fineweb-shards" / "piles" / "0002")
+    words = ["build", "--input", path, "--out", out, *WORDS]
+    done = inline.run_command(*words)
+    assert done.returncode == 7, done.stderr
+    assert "piles/0002: this file of the shuffle has changed since it was written." in done.stderr
+    assert inline.run_command(*words).returncode == 0
+    assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
+
+
+@pytest.mark.usefixtures("small_steps", "three_piles")
+@pytest.mark.parametrize("damage", ["flip", "cut", "longer"])
+def test_damage_to_the_list_in_the_second_pass_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """Whenever it is read; what is behind its end does not matter."""
+    path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+    listed, words = out / ".fineweb-shards" / "piles" / "documents", ["build", "--input", path, "--out", out, *WORDS]
+
+    def damaged(*arguments: Any) -> Any:
+        if damage == "flip":
+            flip(listed)
+        elif damage == "cut":
+            listed.write_bytes(listed.read_bytes()[:-1])
+        else:
+            listed.write_bytes(listed.read_bytes() + b"x")
+        return second_pass(*arguments)
+
+    second_pass = shuffle.second_pass
+    with monkeypatch.context() as patch:
+        patch.setattr("fineweb_shards.run.build.second_pass", damaged)
+        done = inline.run_command(*words)
+    if damage != "longer":
+        assert done.returncode == 7, done.stderr
+        assert f"{listed}: this file of the shuffle has changed since it was written." in done.stderr
+        done = inline.run_command(*words)
+    assert done.returncode == 0, done.stderr
+    assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
+
+
+@pytest.mark.usefixtures("three_piles")
+def test_an_index_is_added_without_another_first_pass(tmp_path: Path) -> None:
+    path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+    assert inline.run_command("build", "--input", path, "--out", out, *WORDS).returncode == 0
+    done = inline.run_command("build", "--input", path, "--out", out, *WORDS, "--index")
+    assert done.returncode == 0, done.stderr
+    assert "begins anew" not in done.stderr
+    assert len(list((out / "index").iterdir())) == len(list(out.glob("*.npy")))
+
+
+@pytest.mark.usefixtures("three_piles")
+def test_an_input_without_documents_is_told_whenever_it_is_run(tmp_path: Path) -> None:
+    path, out = write_jsonl(tmp_path / "a.jsonl", []), tmp_path / "out"
+    for _ in range(2):
+        done = inline.run_command("build", "--input", path, "--out", out, *WORDS)
+        assert done.returncode == 3, done.stderr
+        assert "The input holds no document" in done.stderr
+
+
+@pytest.mark.usefixtures("small_steps", "three_piles")
+def test_piles_of_other_settings_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as no shard is finished, they may change."""
+    path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+
+    def stop() -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shuffle.Parts, "release_before", stop_after(2, stop))
+        with pytest.raises(KeyboardInterrupt):
+            runs.build_inline(out, path, shuffle=5, shard_tokens=2000, batch_bytes=4000)
+    assert inline.run_command("build", "--input", path, "--out", out, "--shard-tokens", 2000).returncode == 0
+    assert not (out / ".fineweb-shards" / "piles").exists()
+
+
+def test_two_runs_never_share_a_scratch_folder(tmp_path: Path) -> None:
+    """Another machine may have the same one, and the same path of another output."""
+    path, scratch = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS[:9]), tmp_path / "scratch"
+    words = ["build", "--input", path, "--out", tmp_path / "out", *WORDS, "--scratch", scratch]
+    with shuffle.lock_scratch(Config(out=str(tmp_path / "out"), shuffle=5, scratch=str(scratch))):
+        done = inline.run_command(*words)
+    assert done.returncode == 6, done.stderr
+    assert "another run is writing here" in done.stderr
+    assert inline.run_command(*words).returncode == 0
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.full
+def test_few_open_files_are_enough(tmp_path: Path) -> None:
+    """macOS allows 256 of them: a process raises that, or closes some on the way."""
+    path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+    words = [sys.executable, "-c", SMALL_STEPS, 512, "build", "--input", path, "--out", out, *WORDS]
+    limited = f"ulimit -Hn 200; {shlex.join(map(str, words))}"
+    done = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_shuffled_beginning_is_exported_with_its_last_document_whole(tmp_path: Path) -> None:
+    """What --max-tokens has cut is somewhere in the middle, so nothing is missing at the end."""
+    path, limit = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), 5000
+    runs.build_inline(tmp_path / "built", path, shuffle=5, shard_tokens=2000, max_tokens=limit, val_tokens=0)
+    documents = cut([[reference.EOT, *reference.encode(text)] for text in DOCUMENTS], limit, eot_first=True)
+    found = [tokens[1:] for tokens in shuffle_reference.shuffled(documents, 5)]
+    wanted = Wanted("megatron", 2000, val_tokens=0)
+    runs.export(tmp_path / "built", tmp_path / "same", layout="build-nanogpt", val_tokens=0)
+    for number, source in enumerate(("built", "same")):
+        out = tmp_path / str(number)
+        runs.export(tmp_path / source, out, layout="megatron", shard_tokens=2000, val_tokens=0)
+        assert runs.outputs_in(out) == layout_reference.files_of_tokens(found, wanted)

@@ -30,7 +30,7 @@ TOKENS = len(reference.stream(DOCUMENTS))
 REST = Rest(tokens=10_000_000, documents=20_000, done_tokens=0, workers=2)
 NEW = PileState.beginning(10, (Cursor(0, 0),))
 HALF = replace(NEW, tokens=(0, *[500_000] * 10), list_bytes=100_000)
-ENDED = replace(NEW, tokens=(0, *[1_000_000] * 10), list_bytes=320_000, sha256=("ab",) * 11)
+ENDED = replace(NEW, tokens=(0, *[1_000_000] * 10), list_bytes=320_000, ended=True)
 UNDER_WAY = shards_at_once(2) * 200_000 + 2_000_000  # shards that are not recorded, and a pile
 
 

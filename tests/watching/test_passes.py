@@ -36,7 +36,7 @@ WHOLE = 1 + SECOND_PASS_COST
 
 def shuffled(piled: int = 0, shards: int = 0, *, ended: bool = False) -> Manifest:
     """A manifest with so many tokens in piles and in shards."""
-    state = PileState(1, (Cursor(0, 7),), (0, piled), documents=3, sha256=("", "") if ended else ())
+    state = PileState(1, (Cursor(0, 7),), (0, piled), documents=3, ended=ended)
     record = ShardRecord("a.npy", "train", 0, shards, 1, 2 * shards, "ab" * 32, (Cursor(1, 5),), Counts())
     settings = {**Config().fingerprint(), "shuffle": 7}
     return runs.manifest_of(settings, [], piles=state, shards=(record,) if shards else ())
