@@ -256,6 +256,8 @@ def test_an_interruption_at_any_line_while_a_file_grows(
         named = 0 if manifest is None else manifest.tokens
         recorded.add(named)
         files = [path for path in folder.rglob("*") if path.name in ("train.bin", "t.bin.tmp")]
+        # One that was made in the moment before has no byte yet; the next run removes it.
+        files = [path for path in files if path.stat().st_size or named]
         assert len(files) == bool(named)
         assert not named or files[0].read_bytes()[: 2 * named] == tokens[:named].tobytes()
         if not interruption.happened:
