@@ -429,3 +429,19 @@ def test_a_shuffled_beginning_is_exported_with_its_last_document_whole(tmp_path:
         out = tmp_path / str(number)
         runs.export(tmp_path / source, out, layout="megatron", shard_tokens=2000, val_tokens=0)
         assert runs.outputs_in(out) == layout_reference.files_of_tokens(found, wanted)
+
+
+@pytest.mark.full
+def test_a_hundred_thousand_documents_and_one_of_a_million_tokens(tmp_path: Path) -> None:
+    """With workers and twenty piles: many are empty or have a token, one is longer than any batch."""
+    chooser = random.Random(7)
+    documents = ["".join(chooser.choices(["a", " b", "c d"], k=chooser.choice([0, 1, 1, 2, 5]))) for _ in range(10**5)]
+    documents[77_777] = " ".join(chooser.choices(["one", "two", "three"], k=10**6))
+    path, out = write_jsonl(tmp_path / "a.jsonl", documents), tmp_path / "out"
+    words = [
+        sys.executable, "-c", SMALL_STEPS, 20, "build", "--input", path, "--out", out, "--shuffle", 5,
+        "--shard-tokens", 300_000, "--workers", 2, "--batch-bytes", 100_000,
+    ]  # fmt: skip
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert runs.outputs_in(out) == expected_of(documents, 5, 300_000)
