@@ -243,8 +243,9 @@ class NodeTasks:
         """Add a task: write these shares, then finish the file. If it seals a file, it waits for the parts of it that
         are written early."""
         path = str(work.path) if isinstance(work, Segment | PileWork) else None
-        writes = (task for task in self._tasks.values() if task.work is None)
-        after = [task for task in writes if task.shares[0].placement.path == path]
+        # All that was to be written into piles is with the first of several orders for them.
+        writes = (task for task in self._tasks.values() if task.work is None or isinstance(work, PileWork))
+        after = [task for task in writes if task.shares and task.shares[0].placement.path == path]
         task = self._tasks[number] = NodeTask(number, work, shares=shares, after=after)
         self._start(task)
         return task.future
