@@ -35,9 +35,8 @@ from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
-from fineweb_shards.stream.boundaries import Span, join_spans
 from fineweb_shards.stream.packer import Packer
-from fineweb_shards.stream.section import Section
+from fineweb_shards.stream.section import Section, Span, join_spans
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.references import load_token_bytes

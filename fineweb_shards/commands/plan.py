@@ -13,7 +13,7 @@ from typing import Any
 from fineweb_shards.commands.arguments import add_config_flags
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ShardError
-from fineweb_shards.run.input_sample import document_rows
+from fineweb_shards.run.extent import document_rows
 from fineweb_shards.run.job import make_job, open_manifest
 from fineweb_shards.run.plan import Plan, check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import mix_rows, plan_warnings, resume_text, short_rows, show_estimate

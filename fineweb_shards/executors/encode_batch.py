@@ -26,7 +26,7 @@ from fineweb_shards.store.pile_files import seal
 from fineweb_shards.store.shard_files import TokenWriter
 from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
 from fineweb_shards.store.store import Store
-from fineweb_shards.stream.boundaries import NO_POSITIONS, Span, join_spans
+from fineweb_shards.stream.section import NO_POSITIONS, Span, join_spans
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.texts import NO_TEXTS, Texts
 from fineweb_shards.tokenizers import ENGINES

@@ -30,7 +30,7 @@ from fineweb_shards.storage.place import HUB
 from fineweb_shards.store.pile_files import PileWork
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
-from fineweb_shards.stream.boundaries import NO_POSITIONS
+from fineweb_shards.stream.section import NO_POSITIONS
 from fineweb_shards.system.background import in_background
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
 from fineweb_shards.units import show_bytes

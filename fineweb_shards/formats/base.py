@@ -17,9 +17,9 @@ from typing import Self
 import numpy as np
 
 from fineweb_shards.errors import BadFileError
+from fineweb_shards.formats.columns import Template
 from fineweb_shards.formats.random_sample import RandomSample
 from fineweb_shards.formats.registry import FORMATS
-from fineweb_shards.formats.template import Template
 from fineweb_shards.formats.where import Where
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import HubRef, InputFile, Place

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError, HubError
 from fineweb_shards.formats.base import decode_text, first_line
-from fineweb_shards.formats.fields import outer_name
+from fineweb_shards.formats.columns import outer_name
 from fineweb_shards.formats.jsonl import JsonLinesFormat
 from fineweb_shards.storage.hub_errors import hub_host, translated_errors
 from fineweb_shards.storage.place import InputFile

@@ -22,7 +22,7 @@ import orjson
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.base import decode_text
-from fineweb_shards.formats.fields import find_value
+from fineweb_shards.formats.columns import find_value
 from fineweb_shards.formats.ranges import ByteView, Range, next_target
 from fineweb_shards.formats.rows import TokenRows, parse_ids
 from fineweb_shards.formats.text import TextFormat, batches_of, go_to

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from fineweb_shards.errors import BadFileError, ShardError
 from fineweb_shards.formats.base import Format, ReadSettings
-from fineweb_shards.formats.fields import take_column
+from fineweb_shards.formats.columns import Template, take_column
 from fineweb_shards.formats.parquet_file import (
     LARGEST_FETCH_BYTES,
     Footer,
@@ -37,7 +37,6 @@ from fineweb_shards.formats.rows import (
     split_token_rows,
     unwrap,
 )
-from fineweb_shards.formats.template import Template
 from fineweb_shards.storage.place import InputFile, Place
 from fineweb_shards.system.background import in_background
 from fineweb_shards.texts import NO_TEXTS

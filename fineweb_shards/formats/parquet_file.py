@@ -22,8 +22,7 @@ from fineweb_shards.errors import BadFileError, suggest
 from fineweb_shards.formats.base import ReadSettings, first_line
 from fineweb_shards.formats.row_filter import RowFilter
 from fineweb_shards.formats.rows import TOKEN_COUNT_COLUMNS, TOKEN_COUNT_VOCABULARY, holds_ids, is_text
-from fineweb_shards.storage.byte_source import ByteSource
-from fineweb_shards.storage.place import InputFile
+from fineweb_shards.storage.place import ByteSource, InputFile
 from fineweb_shards.units import show_bytes
 
 # What pyarrow raises for damaged bytes; ValueError for a column name that is no UTF-8.

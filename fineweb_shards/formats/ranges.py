@@ -19,8 +19,7 @@ import numpy as np
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.base import decode_text
 from fineweb_shards.formats.random_sample import BEGINNING_BYTES, RandomSample
-from fineweb_shards.storage.byte_source import ByteSource
-from fineweb_shards.storage.place import InputFile
+from fineweb_shards.storage.place import ByteSource, InputFile
 from fineweb_shards.storage.streams import (
     READ_BYTES,
     DamagedStreamError,

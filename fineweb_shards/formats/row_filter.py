@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fineweb_shards.formats.fields import find_value
+from fineweb_shards.formats.columns import find_value
 from fineweb_shards.formats.rows import Selection, is_text, make_bytes, plain_type
 from fineweb_shards.formats.where import (
     IN_WORDS,

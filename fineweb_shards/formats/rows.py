@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fineweb_shards.formats.base import decode_texts, is_utf8
-from fineweb_shards.formats.template import Template
+from fineweb_shards.formats.columns import Template
 from fineweb_shards.texts import NO_TEXTS, Ids, TextBuffer, Texts, TokenLists
 from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES, Cut, find_cuts
 from fineweb_shards.types import Counts, Origin, Positions, TextChunk

@@ -34,8 +34,7 @@ from fineweb_shards.formats.ranges import (
 )
 from fineweb_shards.formats.row_filter import RowFilter
 from fineweb_shards.formats.text_samples import AUTO, SAMPLE_BYTES, check_is_text, find_separator
-from fineweb_shards.storage.byte_source import ByteSource
-from fineweb_shards.storage.place import InputFile, Place
+from fineweb_shards.storage.place import ByteSource, InputFile, Place
 from fineweb_shards.storage.streams import ReadAhead, open_stream
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import TextBuffer, Texts

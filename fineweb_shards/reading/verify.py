@@ -37,7 +37,7 @@ from fineweb_shards.store.resume_rules import may_be_longer
 from fineweb_shards.store.shard_files import OutputFile, find_damage, list_files, read_contents
 from fineweb_shards.store.sidecars import check_sidecars, list_finished, with_sidecars
 from fineweb_shards.store.store import FoundFile, Store
-from fineweb_shards.stream.boundaries import NO_POSITIONS, Span, join_spans
+from fineweb_shards.stream.section import NO_POSITIONS, Span, join_spans
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.background import in_background, map_in_background
 from fineweb_shards.system.durable import output_error

@@ -24,9 +24,9 @@ from typing import Any
 
 from fineweb_shards.errors import UsageError, concerning
 from fineweb_shards.events import Observer
+from fineweb_shards.formats.columns import parse_template
 from fineweb_shards.formats.piles import FOLDER as PILE_FOLDER
 from fineweb_shards.formats.registry import CHOICES as FORMAT_CHOICES
-from fineweb_shards.formats.template import parse_template
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run.part_weights import check_weights, whole_weights

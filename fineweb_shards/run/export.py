@@ -26,9 +26,9 @@ from fineweb_shards.executors.base import DataPlane, InProcessPlane
 from fineweb_shards.layouts.base import ShardFormat, choose_digits, tokens_of
 from fineweb_shards.reading.verify import read_stream
 from fineweb_shards.run.config import Config
-from fineweb_shards.run.disk_space import Rest, check_needs, find_needs
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.run.output_text import stray_warnings, training_error
+from fineweb_shards.run.resources import Rest, check_needs, find_needs
 from fineweb_shards.run.shuffle import (
     begin_piles,
     find_piles,
@@ -49,8 +49,7 @@ from fineweb_shards.store.manifest import Manifest, find_manifest, load_manifest
 from fineweb_shards.store.opening import missing_manifest_error
 from fineweb_shards.store.resume_rules import add_index, check_settings, move_limit, trim_to_whole_files
 from fineweb_shards.store.store import OutputSpec, Store
-from fineweb_shards.stream.boundaries import NO_POSITIONS, Span
-from fineweb_shards.stream.section import Section
+from fineweb_shards.stream.section import NO_POSITIONS, Section, Span
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk

@@ -35,9 +35,8 @@ from fineweb_shards.run.plan import forecast_parts
 from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
 from fineweb_shards.store.resume_rules import show_vocabulary
 from fineweb_shards.store.shard_files import list_files
-from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.stream.mix import Mixer, mix
-from fineweb_shards.stream.section import Section
+from fineweb_shards.stream.section import NO_POSITIONS, Section
 from fineweb_shards.stream.split import VAL_SETTINGS, SplitRule
 from fineweb_shards.stream.stitcher import add_cursors
 from fineweb_shards.types import Counts, Cursor, EncodedBlock, Split

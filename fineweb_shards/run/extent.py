@@ -1,26 +1,255 @@
-"""Find out how many documents and tokens the input has, before it is read.
+"""Find out how many documents and tokens the input has, and how long encoding takes, before it is read.
 
 Parquet footers give the number of documents and the sizes, FineWeb's `token_count` column the exact number of tokens,
-also of those documents that --where and the limits keep. Everything else is estimated from a few batches spread over
-the files, and marked as an estimate.
+also of those documents that --where and the limits keep. Everything else is estimated from a sample: a few batches
+spread over the files, of which only the beginnings are kept, because the parent's share of memory is small.
+
+Of a text the sample also shows how it will be split into documents. A wrong separator makes millions of documents out
+of a few, and every token of them is right: only a person who sees some of the documents can notice.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
+from itertools import islice
 
 from fineweb_shards.errors import BadFileError
+from fineweb_shards.formats.base import utf8_bytes
 from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.formats.registry import TEXT
-from fineweb_shards.run.input_sample import (
-    InputSample,
-    MeasuredSample,
-)
+from fineweb_shards.formats.text_samples import given_separators
+from fineweb_shards.run.job import Job
+from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.storage.streams import expansion_of
-from fineweb_shards.types import Cursor
+from fineweb_shards.stream.length_limits import LengthLimits
+from fineweb_shards.system.terminal import safe_text
+from fineweb_shards.texts import Texts, TokenLists
+from fineweb_shards.tokenizers.base import Engine
+from fineweb_shards.tokenizers.references import decode
+from fineweb_shards.types import Cursor, TextChunk, Tokens
+from fineweb_shards.units import show_number_of
+
+_SAMPLE_FILES = 64
+_TEXTS_AT_ONCE = 16
+_LEAST_SAMPLE_FILES = 8
+_LOOKED_AT_BYTES = 64 * 2**20  # fewer files are sampled if they are large, because at least a chunk is read
+_LARGE_FILE_BYTES = 8 * 2**20
+_LONGEST_TEXT_CHARACTERS = 65_536
+_SHOWN_DOCUMENTS = 3
+_SHOWN_TOKENS = 100
+_MOST_BATCHES = 64  # of a file, because batches may hold no document
+QUICK_SAMPLE_BYTES = 2**18
+_LOOKED_AT_TIMES = 16  # what is read at the most, if little of it meets --where
+# Documents that are shorter than a sentence on average are seldom intended.
+SENTENCE_BYTES = 100
+_NAMES = {"blank": "a blank line", "line": "a line end", "none": "none: a file is a document"}
+_SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
+
+
+def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
+    """Return rows with the beginnings of the first documents."""
+    return [(f"document {number}", safe_text(text, _SHOWN_CHARACTERS)) for number, text in enumerate(documents, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSample:
+    """The result of encoding a part of a sample."""
+
+    documents: int
+    tokens: int
+    text_bytes: int
+    tokens_per_second: float  # infinite if nothing has to be encoded, 0 if unknown
+    kept_documents: int  # within --min-tokens and --max-document-tokens
+    kept_tokens: int
+
+
+@dataclass
+class InputSample:
+    """Some texts of a part of the input, and the totals over all that was read. With --tokens-column there are tokens
+    instead."""
+
+    job: Job
+    part: Source
+    limits: LengthLimits
+    texts: list[str] = field(default_factory=list)  # documents, or pieces of long ones
+    first_documents: list[str] = field(default_factory=list)  # the beginnings of the first ones
+    token_counts: list[int] = field(default_factory=list)  # of each document that is tokens already
+    first_tokens: list[Tokens] = field(default_factory=list)  # the beginnings of the first ones
+    documents: int = 0
+    seen_documents: int = 0  # those included that --where leaves out
+    read_bytes: int = 0  # of the files, as their sizes count
+    content_bytes: int = 0  # of the documents: of their text or, if they are tokens, of these
+    separators: set[str] = field(default_factory=set)
+    separated_documents: int = 0  # in text files, which have separators
+    separated_bytes: int = 0
+    read_seconds: float = 0.0
+
+    def separator_rows(self) -> list[tuple[str, str]]:
+        """Return name and text of the lines that show how text files, also those that are not in the sample, are split
+        into documents, with a warning if these are very short; nothing if there are no text files."""
+        texts = [file for file in self.part.files if file.format == TEXT]
+        separators = sorted(self.separators.union(given_separators(texts, self.part.settings.separator)))
+        if not separators:
+            return []
+        average = self.separated_bytes / max(1, self.separated_documents)
+        shown = ", ".join(_NAMES.get(name, repr(name)) for name in separators)
+        if self.separated_documents:
+            per_megabyte = max(1, round(1e6 / max(1.0, average)))
+            shown += f" (about {show_number_of(per_megabyte, 'document')} per MB of text)"
+        rows = [("separator", shown), *document_rows(self.first_documents)]
+        if self.separated_documents > 1 and average < SENTENCE_BYTES and separators != ["none"]:
+            rows += [
+                ("WARNING", f"a document has {average:.0f} bytes on average: less than a sentence."),
+                ("", "If that is not what you want, stop and choose another --separator:"),
+            ]
+            if "line" in separators:
+                rows.append(("", "  --separator blank            where blank lines separate them"))
+            rows += [
+                ("", "  --separator none             where every file is one document"),
+                ("", "  --separator '<|endoftext|>'  or any string between documents"),
+            ]
+        return rows
+
+    def read_file(self, file: InputFile, position: int, limit_bytes: int) -> None:
+        """Add the documents of a file from `position` on, up to about `limit_bytes` of text."""
+        source = self.part
+        enough = self.content_bytes + limit_bytes
+        most_read = self.read_bytes + _LOOKED_AT_TIMES * limit_bytes
+        batches = source.reader_of(file).sample_batches(file, position, limit_bytes)
+        for batch in islice(batches, _MOST_BATCHES):
+            source.prefetch(batch)
+            self.read_bytes += batch.size_bytes
+            for chunk in source.chunks(batch):
+                self._add(chunk, batch.separator, enough - self.content_bytes)
+                if self.content_bytes >= enough:
+                    return
+            if self.read_bytes >= most_read:  # --where leaves nearly nothing
+                return
+
+    def _add(self, chunk: TextChunk, separator: str, limit_bytes: int) -> None:
+        if isinstance(chunk.documents, TokenLists):
+            lengths = chunk.documents.lengths.tolist()
+            self.token_counts += lengths
+            self.content_bytes += chunk.documents.size_bytes
+            end = 0
+            for length in lengths[: _SHOWN_DOCUMENTS - len(self.first_tokens)]:
+                self.first_tokens.append(chunk.documents.ids[end : end + min(length, _SHOWN_TOKENS)])
+                end += length
+        else:
+            texts = list(_beginnings(chunk.documents, limit_bytes))
+            missing = _SHOWN_DOCUMENTS - len(self.first_documents)
+            self.first_documents += texts[chunk.starts_mid_document :][:missing]
+            self.texts += texts
+            self.content_bytes += chunk.counts.text_bytes
+        # Those that end here: a long document goes through several chunks, and is one.
+        documents = len(chunk.documents) - chunk.ends_mid_document
+        self.documents += documents
+        self.seen_documents += documents + chunk.counts.filtered_documents + chunk.counts.unknown_documents
+        if separator:
+            self.separators.add(separator)
+            self.separated_documents += documents
+            self.separated_bytes += chunk.counts.text_bytes
+
+    @cached_property
+    def measured(self) -> MeasuredSample:
+        """The result of encoding a little of it: not before it is needed, because files may state their tokens."""
+        return self._measure(0)
+
+    def tokens_per_second(self, seconds: float, share: float) -> float | None:
+        """Return the speed at which one worker reads, and encodes a share; None if it was too little to tell."""
+        measured = self._measure(seconds)
+        if not measured.tokens_per_second or not measured.tokens or not self.content_bytes:
+            return None
+        bytes_per_token = measured.text_bytes / measured.tokens
+        read_seconds = self.read_seconds / (self.content_bytes * share) * bytes_per_token
+        token_seconds = read_seconds + 1 / measured.tokens_per_second
+        return 1 / token_seconds if token_seconds else None
+
+    def show_documents(self) -> list[str]:
+        """Return the beginnings of some documents. Of tokens they show whether the vocabulary is theirs."""
+        decoded = [decode(tokens, self.job.vocabulary) for tokens in self.first_tokens]
+        return self.first_documents or [data.decode("utf-8", "replace") for data in decoded]
+
+    def _measure(self, seconds: float) -> MeasuredSample:
+        """Encode the sample, or as much of it as `seconds` allow (a little if that is 0); of documents that are tokens
+        already, count these."""
+        job = self.job
+        lengths, text_bytes, speed = self.token_counts, self.content_bytes, math.inf
+        if job.engine is not None and self.part.settings.tokens_column is None:
+            lengths, text_bytes, speed = _encode(job.engine(job.vocabulary), self.texts, seconds)
+        kept = [length for length in lengths if self.limits.judge(length, ended=True) == "kept"]
+        return MeasuredSample(
+            documents=len(lengths),
+            tokens=sum(lengths) + len(lengths),
+            text_bytes=text_bytes,
+            tokens_per_second=speed,
+            kept_documents=len(kept),
+            kept_tokens=sum(kept) + len(kept),
+        )
+
+
+def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int], int, float]:
+    """Return the numbers of tokens, the bytes that were encoded, and the tokens per second, or 0: those of the second
+    half, when the engine's caches are warm."""
+    lengths: list[int] = []
+    text_bytes = tokens = 0
+    begin = time.monotonic()
+    marks = [(begin, 0)]
+    for first in range(0, len(texts), _TEXTS_AT_ONCE):
+        # Without lone surrogates.
+        part = [text.encode("utf-8", "replace").decode() for text in texts[first : first + _TEXTS_AT_ONCE]]
+        some = [len(ids) for ids in engine.encode(Texts.from_strings(part))]
+        lengths += some
+        tokens += sum(some) + len(some)
+        text_bytes += sum(map(utf8_bytes, part))
+        marks.append((time.monotonic(), tokens))
+        if marks[-1][0] - begin > seconds and text_bytes > QUICK_SAMPLE_BYTES:
+            break
+    middle = marks[len(marks) // 2]
+    elapsed = marks[-1][0] - middle[0]
+    return lengths, text_bytes, (tokens - middle[1]) / elapsed if elapsed > 0 else 0.0
+
+
+def take_sample(job: Job, number: int, limit_bytes: int, start: Cursor, *, download: bool = True) -> InputSample:
+    """Read the beginning of some files of a part that are evenly spread over all of them. Without `download`, those
+    that would have to be downloaded first are left out."""
+    part = job.source.parts[number]
+    part = replace(part, settings=replace(part.settings, sample=None))  # its share is exact, that of a few is not
+    files = [file for file in part.files[start.file :] if not (file.is_pipe or file.problem)]
+    if not download:
+        files = [file for file in files if not file.is_missing]
+    average_bytes = sum(file.size_bytes for file in files) // max(1, len(files)) + 1
+    wanted = _LOOKED_AT_BYTES // min(average_bytes, _LARGE_FILE_BYTES)
+    most = 1 if part.costs_requests else min(max(wanted, _LEAST_SAMPLE_FILES), _SAMPLE_FILES)
+    chosen = files[:: max(1, len(files) // most)][:most]
+    sample = InputSample(job, part, job.length_limits[number])
+    begin = time.monotonic()
+    for file in chosen:
+        position = start.position if file.index == start.file else 0
+        try:
+            sample.read_file(file, position, limit_bytes // len(chosen))
+        except BadFileError:
+            # With --max-tokens the run may end before this file; without, it would stop at it in any case.
+            if not part.settings.skip_bad and job.config.max_tokens is None:
+                raise
+    sample.read_seconds = time.monotonic() - begin
+    return sample
+
+
+def _beginnings(documents: Iterable[str], limit: int) -> Iterator[str]:
+    """Yield the first documents, up to `limit` characters in all; of a long one only the beginning."""
+    for text in documents:
+        if limit <= 0:
+            return
+        yield text[: min(limit, _LONGEST_TEXT_CHARACTERS)]
+        limit -= len(text)
+
 
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
 REMOTE_FOOTERS = 3

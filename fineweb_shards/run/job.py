@@ -19,25 +19,24 @@ import fineweb_shards
 from fineweb_shards.errors import ChangedError, UsageError, concerning
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.base import ReadSettings
+from fineweb_shards.formats.columns import parse_template
 from fineweb_shards.formats.random_sample import RandomSample
 from fineweb_shards.formats.registry import FORMATS
-from fineweb_shards.formats.template import parse_template
 from fineweb_shards.formats.text_samples import AUTO, recorded_separators, settle_separators
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.run.budget import Budget, plan_budget
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
+from fineweb_shards.run.resources import Budget, plan_budget
 from fineweb_shards.run.tokenizer import find_definition
 from fineweb_shards.sources.discovery import OpenBucket, Search
 from fineweb_shards.sources.files import check_same_files, files_to_json, find_files
 from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER, Listing
 from fineweb_shards.sources.source import Parts, Source, open_source
-from fineweb_shards.storage.bucket import UPLOAD_MEMORY_BYTES
+from fineweb_shards.storage.bucket import UPLOAD_MEMORY_BYTES, is_web, open_remote
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.storage.place import HubRef
-from fineweb_shards.storage.web import is_web, open_remote
 from fineweb_shards.store.cleanup import holds_shards, refuse_untracked_shards
 from fineweb_shards.store.manifest import (
     FILE_NAME,

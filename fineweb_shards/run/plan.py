@@ -18,14 +18,15 @@ from fractions import Fraction
 
 from fineweb_shards.errors import NoTrainingError
 from fineweb_shards.formats.registry import FORMATS
-from fineweb_shards.run.disk_space import DiskNeed, Rest, check_needs, find_needs
-from fineweb_shards.run.extent import Extent, measure_extent
-from fineweb_shards.run.input_sample import (
+from fineweb_shards.run.extent import (
     QUICK_SAMPLE_BYTES,
+    Extent,
+    measure_extent,
     take_sample,
 )
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.output_text import training_error
+from fineweb_shards.run.resources import DiskNeed, Rest, check_needs, find_needs
 from fineweb_shards.run.shuffle import count_piles
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import HUB_ON_DISK

@@ -21,11 +21,10 @@ from pathlib import Path, PurePosixPath
 
 from fineweb_shards.errors import InputError, UsageError, closest
 from fineweb_shards.formats.registry import BY_ENDING, split_suffixes
-from fineweb_shards.storage.bucket import Bucket
+from fineweb_shards.storage.bucket import Bucket, is_web, open_remote, parse_address
 from fineweb_shards.storage.bucket_address import BucketAddress, is_url, split_glob
 from fineweb_shards.storage.bucket_requests import ObjectInfo
 from fineweb_shards.storage.place import STANDARD_INPUT
-from fineweb_shards.storage.web import is_web, open_remote, parse_address
 from fineweb_shards.units import show_number_of
 
 OpenBucket = Callable[[str], Bucket]

@@ -29,8 +29,7 @@ from fineweb_shards.sources.discovery import Search, choose_paths
 from fineweb_shards.sources.hub_files import ListedFile, Listing
 from fineweb_shards.storage.hub import RemoteFile
 from fineweb_shards.storage.hub_errors import hub_host, translated_errors
-from fineweb_shards.storage.hub_quota import Quota
-from fineweb_shards.storage.hub_session import open_session
+from fineweb_shards.storage.hub_session import Quota, open_session
 from fineweb_shards.storage.streams import DamagedStreamError, GzipUnpacker
 from fineweb_shards.system.retry import Retrier, TransientError
 

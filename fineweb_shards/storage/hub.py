@@ -38,7 +38,6 @@ from urllib3.exceptions import (
 
 from fineweb_shards.errors import ChangedError, HubError
 from fineweb_shards.events import Observer
-from fineweb_shards.storage.byte_source import ByteSource, open_in_order
 from fineweb_shards.storage.hub_environment import is_git_hash
 from fineweb_shards.storage.hub_errors import (
     host_of,
@@ -48,10 +47,17 @@ from fineweb_shards.storage.hub_errors import (
     status_error,
     translated_errors,
 )
-from fineweb_shards.storage.hub_quota import Quota
-from fineweb_shards.storage.hub_session import open_session, send_get
+from fineweb_shards.storage.hub_session import Quota, open_session, send_get
 from fineweb_shards.storage.local import LocalPlace
-from fineweb_shards.storage.place import TRANSIENT_STATUSES, HubRef, InputFile, Place, plain_etag
+from fineweb_shards.storage.place import (
+    TRANSIENT_STATUSES,
+    ByteSource,
+    HubRef,
+    InputFile,
+    Place,
+    open_in_order,
+    plain_etag,
+)
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import lock_file, output_error
 from fineweb_shards.system.own_files import is_plain_file, make_folder, open_own

@@ -14,8 +14,7 @@ from functools import cache
 from typing import Any, BinaryIO
 
 from fineweb_shards.errors import InputError
-from fineweb_shards.storage.byte_source import ByteSource
-from fineweb_shards.storage.place import STANDARD_INPUT, InputFile, Place, read_error
+from fineweb_shards.storage.place import STANDARD_INPUT, ByteSource, InputFile, Place, read_error
 
 _HEAD_BYTES = 64 * 1024
 END_MARK = b"\0"  # no text of JSON holds it

@@ -25,8 +25,7 @@ from fineweb_shards.errors import ChangedError, InputError, LockedError, OutputE
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_requests import PROBE_PREFIX, ObjectInfo, Version
-from fineweb_shards.storage.byte_source import open_in_order
-from fineweb_shards.storage.place import plain_etag
+from fineweb_shards.storage.place import open_in_order, plain_etag
 from fineweb_shards.store.bucket_work_folder import BucketLock, MirroredFiles, is_bucket_locked
 from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES
 from fineweb_shards.store.store import FoundFile, GrowingPart, Segment, Store

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fineweb_shards.stream.boundaries import NO_POSITIONS
-from fineweb_shards.stream.section import Section, kept_ranges
+from fineweb_shards.stream.section import NO_POSITIONS, Section, kept_ranges
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import (
     SPLITS,

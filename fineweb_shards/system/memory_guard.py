@@ -1,4 +1,4 @@
-"""Watch the memory of the machine during a run (run/budget.py divides it before the start).
+"""Watch the memory of the machine during a run (run/resources.py divides it before the start).
 
 The guard looks at the whole machine, not only at this program: other programs on it have precedence. Of each process
 it counts the private memory, which is what grows, and once what they share (libraries, mostly), as the parent has it:

@@ -74,7 +74,7 @@ WHITE_SPACE = frozenset(
 # A decision about a cut depends on this many bytes on each side of it (at most three characters).
 CONTEXT_BYTES = 16
 # The most bytes without a place to cut that are encoded in one piece; a longer text is refused. It is fixed, because
-# the output must not depend on the machine. What it takes of memory: run/budget.py.
+# the output must not depend on the machine. What it takes of memory: run/resources.py.
 LONGEST_UNCUT_BYTES = 4 * 2**20
 
 # Each matches the character before a safe cut.

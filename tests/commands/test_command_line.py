@@ -13,7 +13,7 @@ import pytest
 
 from fineweb_shards.commands.arguments import SETTING_GROUPS
 from fineweb_shards.commands.main import SUBCOMMANDS, make_parsers
-from fineweb_shards.run import disk_space
+from fineweb_shards.run import resources
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.config_sources import load_config
 from fineweb_shards.system.shell_commands import PROGRAM
@@ -50,7 +50,7 @@ def test_a_build_says_what_it_does_and_how_to_use_it(finished: Path) -> None:
 def test_a_start_that_fails_names_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing in it: the last lines are the error and the next step."""
     path = write_text(tmp_path / "a.txt", ["one", "two"])
-    monkeypatch.setattr(disk_space, "free_disk_bytes", lambda folder: 1)
+    monkeypatch.setattr(resources, "free_disk_bytes", lambda folder: 1)
     done = inline.run_command("build", path, "--out", tmp_path / "out", "--workers", "1", "--val-tokens", "1")
     assert done.returncode == 5
     assert "are missing" in done.stderr

@@ -11,8 +11,8 @@ from fineweb_shards.commands import targets as bundled
 from fineweb_shards.commands.main import main, parse
 from fineweb_shards.commands.targets import read_config, read_store
 from fineweb_shards.errors import UsageError
-from fineweb_shards.run.budget import plan_budget
 from fineweb_shards.run.config import Config
+from fineweb_shards.run.resources import plan_budget
 from fineweb_shards.store.folder_store import FolderStore
 
 ROOT = Path(__file__).parent.parent.parent

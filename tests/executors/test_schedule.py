@@ -28,7 +28,7 @@ from fineweb_shards.executors.task import (
     DeathKind,
     Task,
 )
-from fineweb_shards.stream.boundaries import NO_POSITIONS
+from fineweb_shards.stream.section import NO_POSITIONS
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, HeldTokens, Placement, Quarantined
 
 CRASH = Death(DeathKind.CRASHED, "was killed by signal 11")

@@ -190,7 +190,7 @@ def test_an_fsync_error_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_the_disk_cannot_hold_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence says how much is missing."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS)
-    monkeypatch.setattr("fineweb_shards.run.disk_space.free_disk_bytes", lambda folder: 1000)
+    monkeypatch.setattr("fineweb_shards.run.resources.free_disk_bytes", lambda folder: 1000)
     plan = make_plan(runs.job_of(tmp_path / "out", path), trial_seconds=0)
     assert plan.extent.tokens is not None
     missing = show_bytes(2 * plan.extent.tokens - 1000)

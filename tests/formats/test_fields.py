@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.formats.fields import find_value
+from fineweb_shards.formats.columns import find_value
 from fineweb_shards.formats.parquet_file import open_parquet
 from fineweb_shards.storage.local import LocalPlace
 from tests.support import inline, reference, runs

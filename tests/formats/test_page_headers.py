@@ -18,8 +18,7 @@ from fineweb_shards.formats import parquet, parquet_file
 from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.formats.parquet_file import read_pages
-from fineweb_shards.storage.byte_source import ByteSource
-from fineweb_shards.storage.place import BUCKET, InputFile, Place
+from fineweb_shards.storage.place import BUCKET, ByteSource, InputFile, Place
 from fineweb_shards.types import Batch
 from fineweb_shards.vocabulary import GPT2
 from tests.support import inline, reference, runs

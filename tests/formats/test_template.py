@@ -17,7 +17,7 @@ import fineweb_shards as fs
 from fineweb_shards.errors import BadFileError, ChangedError, InputError, UsageError
 from fineweb_shards.formats import csv as csv_format
 from fineweb_shards.formats import parquet
-from fineweb_shards.formats.template import MOST_CHARACTERS, Template, parse_template
+from fineweb_shards.formats.columns import MOST_CHARACTERS, Template, parse_template
 from tests.support import inline, reference, runs
 from tests.support.documents import make_documents
 from tests.support.inputs import write_text

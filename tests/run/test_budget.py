@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.run import budget
-from fineweb_shards.run.budget import PARENT_BYTES, WORKER_BYTES, plan_budget
+from fineweb_shards.run import resources
+from fineweb_shards.run.resources import PARENT_BYTES, WORKER_BYTES, plan_budget
 from fineweb_shards.vocabulary import CutRule, Vocabulary
 
 MIB = 2**20
@@ -56,19 +56,19 @@ def test_a_worker_with_more_ids_needs_more() -> None:
 
 def test_default_budget_is_a_quarter_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 4 GiB, or 320 MiB for each of many cores."""
-    monkeypatch.setattr(budget, "available_memory_bytes", lambda: 8 * 1024 * MIB)
+    monkeypatch.setattr(resources, "available_memory_bytes", lambda: 8 * 1024 * MIB)
     assert plan_budget(1, None, 4 * MIB).memory_bytes == 2 * 1024 * MIB
-    monkeypatch.setattr(budget, "available_memory_bytes", lambda: 64 * 1024 * MIB)
+    monkeypatch.setattr(resources, "available_memory_bytes", lambda: 64 * 1024 * MIB)
     assert plan_budget(1, None, 4 * MIB).memory_bytes == 4 * 1024 * MIB
-    monkeypatch.setattr(budget, "available_memory_bytes", lambda: 512 * 1024 * MIB)
-    monkeypatch.setattr(budget, "usable_cores", lambda: 64)
+    monkeypatch.setattr(resources, "available_memory_bytes", lambda: 512 * 1024 * MIB)
+    monkeypatch.setattr(resources, "usable_cores", lambda: 64)
     assert plan_budget(None, None, 4 * MIB).memory_bytes == 64 * 320 * MIB
 
 
 def test_a_machine_with_many_cores_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """With memory enough there is a worker for each core, and none has to wait for the window."""
-    monkeypatch.setattr(budget, "available_memory_bytes", lambda: 128 * 1024 * MIB)
-    monkeypatch.setattr(budget, "usable_cores", lambda: 64)
+    monkeypatch.setattr(resources, "available_memory_bytes", lambda: 128 * 1024 * MIB)
+    monkeypatch.setattr(resources, "usable_cores", lambda: 64)
     found = plan_budget(None, None, 4 * MIB)
     assert found.workers == 64
     assert found.window_bytes >= 3 * 64 * 4 * MIB

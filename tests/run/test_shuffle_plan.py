@@ -10,9 +10,9 @@ import pytest
 
 from fineweb_shards.commands.plan import plan_lines, plan_values, verdict_on
 from fineweb_shards.errors import DiskFullError
-from fineweb_shards.run import disk_space, shuffle
-from fineweb_shards.run.disk_space import DiskNeed, Rest, check_needs, find_needs
+from fineweb_shards.run import resources, shuffle
 from fineweb_shards.run.plan import Plan, make_plan
+from fineweb_shards.run.resources import DiskNeed, Rest, check_needs, find_needs
 from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.shuffle import PileState
@@ -47,8 +47,8 @@ def two_disks(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_scratch(folder: Path) -> bool:
         return "scratch" in folder.parts
 
-    monkeypatch.setattr(disk_space, "disk_of", is_scratch)
-    monkeypatch.setattr(disk_space, "free_disk_bytes", lambda folder: 1000 if is_scratch(folder) else 10**12)
+    monkeypatch.setattr(resources, "disk_of", is_scratch)
+    monkeypatch.setattr(resources, "free_disk_bytes", lambda folder: 1000 if is_scratch(folder) else 10**12)
 
 
 def sizes(needs: list[DiskNeed]) -> list[tuple[int, int]]:
@@ -154,7 +154,7 @@ def test_an_export_asks_for_the_space_of_piles(tmp_path: Path, monkeypatch: pyte
     runs.build_inline(tmp_path / "out", path, shard_tokens=2000)
     for shuffled, refused in (([], False), (["--shuffle", 7], True)):
         free = 2 * TOKENS + 1000
-        monkeypatch.setattr(disk_space, "free_disk_bytes", lambda folder, free=free: free)
+        monkeypatch.setattr(resources, "free_disk_bytes", lambda folder, free=free: free)
         done = inline.run_command("export", tmp_path / "out", "--out", tmp_path / f"new-{refused}", *shuffled)
         assert (done.returncode == 5) == refused, done.stderr
         assert ("the piles of the shuffle and the shards need" in done.stderr) == refused

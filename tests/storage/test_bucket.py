@@ -20,7 +20,6 @@ import pytest
 from fineweb_shards.errors import ChangedError, InputError, OutputError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.storage import bucket_requests as ranges
-from fineweb_shards.storage import byte_source
 from fineweb_shards.storage.bucket import Bucket, plan_parts
 from fineweb_shards.storage.bucket_errors import ConflictError
 from fineweb_shards.storage.bucket_requests import ObjectInfo, Version
@@ -140,7 +139,7 @@ def test_a_replaced_object_is_noticed(bucket: Bucket) -> None:
 
 def test_an_object_is_a_file(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads and seeks, in order and not, return what they would from a local file."""
-    monkeypatch.setattr(byte_source, "_BLOCK_BYTES", 5000)
+    monkeypatch.setattr("fineweb_shards.storage.place._BLOCK_BYTES", 5000)
     data = random.Random(2).randbytes(64_321)
     bucket.overwrite("x", data)
     local, dice = io.BytesIO(data), random.Random(3)
@@ -160,7 +159,7 @@ def test_an_object_is_a_file(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_file_that_is_replaced_while_it_is_read_is_noticed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file never holds bytes of two objects."""
-    monkeypatch.setattr(byte_source, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr("fineweb_shards.storage.place._BLOCK_BYTES", 1000)
     bucket.overwrite("x", bytes(50_000))
     with bucket.open("x") as remote:
         remote.read(10)

@@ -20,7 +20,7 @@ from fineweb_shards.errors import ChangedError, NetworkError, OutputError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.local import pool
 from fineweb_shards.layouts import get_layout
-from fineweb_shards.run import disk_space
+from fineweb_shards.run import resources
 from fineweb_shards.store.cleanup import start_over
 from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.store.opening import open_store
@@ -355,7 +355,7 @@ def test_a_scratch_folder_that_is_too_small_is_refused(
     out: str, source: Path, scratch: Path, view: BucketView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is made, with what is missing."""
-    monkeypatch.setattr(disk_space, "free_disk_bytes", lambda folder: 1000)
+    monkeypatch.setattr(resources, "free_disk_bytes", lambda folder: 1000)
     words = ["--out", out, "--scratch", scratch, "--shard-tokens", "100M"]
     done = inline.run_command("build", "--input", source, *words)
     assert done.returncode == 5, done.stderr

@@ -17,7 +17,7 @@ from fineweb_shards.executors.encode_batch import digest_of, encode_one_by_one
 from fineweb_shards.executors.local.worker import Outbox
 from fineweb_shards.executors.messages import Encoded, WorkOrder
 from fineweb_shards.sources.source import Parts, open_source
-from fineweb_shards.stream.boundaries import Span, join_spans
+from fineweb_shards.stream.section import Span, join_spans
 from fineweb_shards.texts import Texts
 from fineweb_shards.tokenizers.encoder import PASSAGE_BYTES, make_mender
 from fineweb_shards.types import Batch, EncodedBlock, TextChunk, TokenBlock

@@ -22,10 +22,9 @@ from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.stream import QUARANTINE_NAME, report_problems
 from fineweb_shards.store.manifest import FILE_NAME, load_manifest
-from fineweb_shards.stream.boundaries import NO_POSITIONS
 from fineweb_shards.stream.length_limits import LengthLimits, leave_out
 from fineweb_shards.stream.packer import PackedTotals, Packer
-from fineweb_shards.stream.section import Section
+from fineweb_shards.stream.section import NO_POSITIONS, Section
 from fineweb_shards.stream.stitcher import add_cursors
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER

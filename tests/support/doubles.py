@@ -17,7 +17,7 @@ from fineweb_shards.sources.source import Parts
 from fineweb_shards.store.pile_files import PileWork
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
-from fineweb_shards.stream.boundaries import NO_POSITIONS
+from fineweb_shards.stream.section import NO_POSITIONS
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens

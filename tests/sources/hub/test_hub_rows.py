@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from fineweb_shards.errors import BadFileError
+from fineweb_shards.formats.columns import parse_template
 from fineweb_shards.formats.hub_rows import HubRowsFormat
 from fineweb_shards.formats.registry import ROWS
-from fineweb_shards.formats.template import parse_template
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.local import LocalPlace

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.storage.hub_quota import Quota
+from fineweb_shards.storage.hub_session import Quota
 from fineweb_shards.system.retry import TransientError
 from tests.support.doubles import FakeClock
 

@@ -1,13 +1,18 @@
-"""Parse `--template`: text with `{column}` in it, of which a document is made for each row. No I/O.
+"""Which columns of a row make a document: a column by its name, or several by `--template`. No I/O.
 
-`{{` and `}}` are braces, as in Python's format strings; nothing else of these is understood.
+`a.b` is the column or key of that name or, if there is none, the field `b` of the struct `a`, to any depth. A field of
+a null struct is null. Lists and maps have no fields.
+
+A template is text with `{column}` in it. `{{` and `}}` are braces, as in Python's format strings; nothing else of these
+is understood.
 """
 
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fineweb_shards.errors import UsageError
 
@@ -63,3 +68,33 @@ def parse_template(text: str) -> Template:
     if not columns:
         raise UsageError(f"{shown}: no {{column}} is in it, so that all documents would be the same.", _EXAMPLE)
     return Template(tuple(columns), tuple(literal.encode() for literal in literals))
+
+
+def find_value(row: Any, name: str, default: Any = None) -> Any:
+    """Return a value of a JSON object; `default` if there is no such key."""
+    if not isinstance(row, dict):
+        return default
+    if name in row:
+        return row[name]
+    outer, dot, inner = name.partition(".")
+    if not dot or outer not in row:
+        return default
+    return None if row[outer] is None else find_value(row[outer], inner, default)
+
+
+def outer_name(names: Container[str], name: str) -> str:
+    """Return the name of the column that a column is, or that it is a field of."""
+    return name if name in names else name.partition(".")[0]
+
+
+def take_column(rows: Any, name: str) -> Any:
+    """Return a column of a RecordBatch that has it. By its exact name: pyarrow takes `a` for `a.b` as well."""
+    import pyarrow as pa  # here: a config has templates, and the command line need not load pyarrow for that
+
+    names = rows.schema.names
+    if name in names:
+        return rows.column(names.index(name))
+    outer, _, inner = name.partition(".")
+    struct = rows.column(names.index(outer))
+    # `flatten` makes the fields of a null struct null.
+    return take_column(pa.RecordBatch.from_arrays(struct.flatten(), [field.name for field in struct.type]), inner)
