@@ -63,8 +63,10 @@ test-rest: .venv/full # what `make test` leaves out
 	@$(PYTEST) -m full $(ARGS)
 	@$(MAKE) --no-print-directory test-lowest
 
-# The lowest versions that pyproject.toml allows, in a .venv of their own: uv resolves them, pip installs it there.
+# The lowest versions that pyproject.toml allows, in a .venv of their own: uv resolves them, pip installs it there. With
+# RESOLUTION=highest it is the newest ones; PYTHON=python3.13 takes another Python.
 LOWEST := .venv-lowest
+RESOLUTION ?= lowest-direct
 LOWEST_TESTS := tests/exactness/test_same_bytes.py tests/loader/test_shard_loader.py \
   tests/sources/hub/test_hub_tokens.py tests/sources/hub/test_hub_paths.py tests/sources/test_web_input.py \
   tests/sources/hub/test_transport.py::test_one_resolve_for_each_file
@@ -74,7 +76,7 @@ test-lowest: $(LOWEST)/ready ## exactness, hub, parquet and loader with the lowe
 $(LOWEST)/ready: pyproject.toml
 	@echo "Setting up $(LOWEST) with the lowest versions ..."
 	@rm -rf $(LOWEST) && $(PYTHON) -m venv $(LOWEST) && $(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
-	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution $(RESOLUTION) \
 	  --editable '.[tokenizers,sentencepiece,buckets]'
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python pytest pytest-xdist hypothesis psutil
 	@touch $@
