@@ -15,15 +15,18 @@ the caller dies, the command notices and stops (`stop_with_caller` in system/sig
 from __future__ import annotations
 
 import dataclasses
-import json
+import inspect as inspect_module
+import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter
 from os import PathLike, fspath
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
 
+from fineweb_shards.api_documents import Documents, is_documents, json_lines
 from fineweb_shards.api_process import CommandProcess, OnEvent
 from fineweb_shards.errors import InputError, UsageError
 from fineweb_shards.events import Event
@@ -31,10 +34,39 @@ from fineweb_shards.system.json_values import make
 from fineweb_shards.watching.run_files import PartShare, Snapshot
 
 AnyPath = str | PathLike[str]
-Documents = Iterable[str | Mapping[str, Any]]
 Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-_FED_CHARACTERS = 1 << 20  # of documents that are written to the process at a time
+
+class Part(TypedDict, total=False):
+    """The settings of a part of the input; docs/reference.md has them."""
+
+    input: AnyPath | Sequence[AnyPath]
+    format: str
+    dataset: str
+    name: str
+    split: str
+    revision: str
+    weight: float | str
+    epochs: int
+    text_column: str
+    tokens_column: str
+    template: str
+    where: str
+    sample: float | str
+    sample_seed: int
+    min_tokens: int | str
+    max_document_tokens: int | str
+    separator: str
+    val_input: AnyPath | Sequence[AnyPath]
+
+
+class MixedFolder(TypedDict, total=False):
+    """A folder that `export` mixes with others."""
+
+    folder: Required[AnyPath]
+    weight: Required[float | str]
+    epochs: int
 
 
 class OutputSettings(TypedDict, total=False):
@@ -64,7 +96,7 @@ class Settings(OutputSettings, total=False):
     name: str | Sequence[str]
     split: str | Sequence[str]
     revision: str | Sequence[str]
-    parts: Sequence[Mapping[str, Any]]
+    parts: Sequence[Part]
     weight: float | str | Sequence[float | str]
     epochs: int | Sequence[int]
     download: bool
@@ -242,6 +274,22 @@ class Match:
     after: str
 
 
+def _with_signature(settings: type[Any]) -> Callable[[Function], Function]:
+    """Show each of the settings in a function's signature, and so in `help`, in place of `**settings`."""
+
+    def decorate(function: Function) -> Function:
+        shown = inspect_module.signature(function)
+        named = [one for one in shown.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        for name, kind in settings.__annotations__.items():
+            text = getattr(kind, "__forward_arg__", kind)
+            named.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=f"{text} | None"))
+        function.__signature__ = shown.replace(parameters=named)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@_with_signature(Settings)
 def build(
     target: AnyPath | None = None,
     *,
@@ -257,8 +305,9 @@ def build(
 
     `target` is a sample, such as "sample-10BT", or a TOML file; settings override it. `input` is a path, a glob, a list
     of them, or documents: any other iterable of texts or mappings. Documents are read once, front to back, so that such
-    a build can't be resumed. `fresh` deletes what an earlier build has made in `out`. Events go to `on_event`: a
-    Snapshot every second, and an Event for whatever happens; without it a progress bar is shown, unless `quiet`.
+    a build can't be resumed: a folder that holds a build refuses them. `fresh` deletes what an earlier build has made
+    in `out`. Events go to `on_event`: a Snapshot every second and at the end, and an Event for whatever happens;
+    without it a progress bar is shown, unless `quiet`.
 
     Errors are ShardErrors, with `exit_code` and `hint`. After a KeyboardInterrupt everything finished is kept, and the
     same call resumes.
@@ -266,16 +315,23 @@ def build(
     words = ["build", *_words(target), *_flags(settings), *_flags({"out": out})]
     words += ["--fresh", "--yes"] if fresh else []
     words += ["--same-source"] if same_source else []
-    if input is None or _is_paths(input):
-        return _make(BuildResult, _run([*words, *_flags({"input": input})], on_event, quiet=quiet))
-    if "format" in settings:
-        raise UsageError("format is for files, and input is documents.", "Leave it out.")
-    column = None if "template" in settings else settings.get("text_column", "text")
-    documents = _json_lines(cast(Documents, input), column)
-    words += ["--input=-", "--format=jsonl"]
-    return _make(BuildResult, _run(words, on_event, quiet=quiet, documents=documents))
+    documents = None
+    if input is not None and is_documents(input):
+        if settings.get("format") is not None:
+            raise UsageError("format is for files, and input is documents.", "Leave it out.")
+        documents = json_lines(input, _text_key(target, settings))
+        words += ["--input=-", "--format=jsonl"]
+    else:
+        words += _flags({"input": input})
+    try:
+        return _make(BuildResult, _run(words, on_event, quiet=quiet, documents=documents))
+    except InputError as error:
+        if documents is None and isinstance(input, (list, tuple)) and not any(map(os.path.exists, input)):
+            error.hint = f"{error.hint} If these are texts, and not paths: input=iter(texts)."
+        raise
 
 
+@_with_signature(Settings)
 def plan(
     target: AnyPath | None = None,
     *,
@@ -284,28 +340,38 @@ def plan(
     **settings: Unpack[Settings],
 ) -> PlanResult:
     """Return what a build with these arguments would do, without writing anything."""
+    if input is not None and is_documents(input):
+        raise UsageError("input is documents, which can be read only once: there is no plan for them.", "Build them.")
     words = ["plan", *_words(target), *_flags(settings), *_flags({"out": out, "input": input})]
     return _make(PlanResult, _run(words, quiet=True))
 
 
+@_with_signature(OutputSettings)
 def export(
     folder: AnyPath | None = None,
     out: AnyPath | None = None,
     *,
-    mix: Sequence[Mapping[str, Any]] = (),
+    mix: Sequence[MixedFolder] = (),
     fresh: bool = False,
+    quiet: bool = False,
+    on_event: OnEvent | None = None,
     **settings: Unpack[OutputSettings],
 ) -> ExportResult:
     """Copy finished shards into another layout, without tokenizing; or those of several folders, mixed by tokens: `mix`
-    has the `folder`, `weight` and `epochs` of each."""
+    has the `folder`, `weight` and `epochs` of each. `quiet` and `on_event` are those of `build`."""
     words = ["export", *_words(folder), *_flags(settings), *_flags({"out": out})]
-    words += [f"--mix={fspath(one['folder'])}={one['weight']},epochs={one.get('epochs', 1)}" for one in mix]
-    return _make(ExportResult, _run([*words, *(["--fresh", "--yes"] if fresh else [])]))
+    for one in _mappings("mix", mix):
+        if lost := {"folder", "weight"} - {name for name, value in one.items() if value is not None}:
+            raise UsageError(f"mix: {one!r} has no {min(lost)}.", "Each needs a folder and its weight.")
+        words.append(f"--mix={fspath(one['folder'])}={one['weight']},epochs={one.get('epochs') or 1}")
+    words += ["--fresh", "--yes"] if fresh else []
+    return _make(ExportResult, _run(words, on_event, quiet=quiet))
 
 
-def verify(folder: AnyPath) -> VerifyResult:
-    """Read every shard back and check it; raise DamageError, with a note for each damaged file."""
-    return _make(VerifyResult, _run(["verify", fspath(folder)]))
+def verify(folder: AnyPath, *, quiet: bool = False, on_event: OnEvent | None = None) -> VerifyResult:
+    """Read every shard back and check it; raise DamageError, with a note for each damaged file. `quiet` and `on_event`
+    are those of `build`."""
+    return _make(VerifyResult, _run(["verify", fspath(folder)], on_event, quiet=quiet))
 
 
 def status(folder: AnyPath) -> StatusResult:
@@ -347,6 +413,8 @@ def _run(
     else:
         with _Bar() as bar:
             (values,) = command.run(bar.show)
+            for warning in values.get("warnings", ()):
+                bar.show(Event("warning", f"{'WARNING':<10} {warning}"))
     return values
 
 
@@ -400,7 +468,7 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         elif name == "parts":
-            words += [f"--part={_part_words(part)}" for part in value]
+            words += [f"--part={_part_words(part)}" for part in _mappings(name, value)]
         elif isinstance(value, (list, tuple)):
             words += [f"{flag}={fspath(item) if isinstance(item, PathLike) else item}" for item in value]
         else:
@@ -408,44 +476,32 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def _mappings(name: str, value: Any) -> Sequence[Mapping[str, Any]]:
+    """Return a list of mappings, or raise UsageError if it is none."""
+    if isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) for one in value):
+        return value
+    raise UsageError(f"{name} is {value!r:.100}: it must be a list of mappings.", f"Write {name}=[{{...}}, {{...}}].")
+
+
+def _text_key(target: AnyPath | None, settings: Mapping[str, Any]) -> str | None:
+    """Return the key under which a text is a document; None if the settings want mappings."""
+    names = ("text_column", "template", "tokens_column")
+    given = {name: settings[name] for name in names if settings.get(name) is not None}
+    if target is not None:
+        # Here: it loads NumPy, and few have documents and a file with settings.
+        from fineweb_shards.commands.targets import find_config, is_config
+        from fineweb_shards.run.config_sources import load_config
+
+        if is_config(fspath(target)):
+            config = load_config(find_config(fspath(target)), given)
+            given = {name: value for name in names if (value := getattr(config, name)) is not None}
+    return None if {"template", "tokens_column"} & given.keys() else given.get("text_column", "text")
+
+
 def _part_words(part: Mapping[str, Any]) -> str:
     """Return the settings of a part as `--part` has them."""
     lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in part.items()}
     return shlex.join(f"{name}={item}" for name, items in lists.items() for item in items if item is not None)
-
-
-def _is_paths(value: object) -> bool:
-    """Tell whether `input` names files. Everything else is documents."""
-    if isinstance(value, (list, tuple)):
-        return all(isinstance(item, (str, PathLike)) for item in value)
-    return isinstance(value, (str, PathLike))
-
-
-def _json_lines(documents: Documents, column: str | None) -> Iterator[str]:
-    """Yield documents as JSON lines, many at a time; `column` is the key of the text, None with a template."""
-    hint = f"Pass texts, or mappings whose key {column!r} holds the text."
-    if column is None:
-        hint = "Pass mappings with the keys that the template names."
-    lines: list[str] = []
-    size = 0
-    for number, document in enumerate(documents):
-        try:
-            lines.append(json.dumps(_to_mapping(document, column)) + "\n")
-        except (TypeError, ValueError) as error:
-            raise InputError(f"Document {number:,} of input can't be read: {error}.", hint) from error
-        size += len(lines[-1])
-        if size >= _FED_CHARACTERS:
-            yield "".join(lines)
-            lines, size = [], 0
-    yield "".join(lines)
-
-
-def _to_mapping(document: str | Mapping[str, Any], column: str | None) -> dict[str, Any]:
-    if not isinstance(document, str):
-        return dict(document)
-    if column is None:
-        raise TypeError("it is a text, without keys")
-    return {column: document}
 
 
 def _make(kind: type[Result], values: Mapping[str, Any]) -> Result:

@@ -67,8 +67,8 @@ class Screen:
         """Answer Ctrl-C, before the run ends. Called by a signal handler."""
         self.say("stopping …")
 
-    def close(self) -> None:
-        """Remove what is redrawn in place, so that ordinary output can follow."""
+    def close(self, last: Snapshot) -> None:
+        """Remove what is redrawn in place, so that ordinary output can follow. `last` is how the run has ended."""
 
     def wipe_sequence(self) -> str:
         """Return the characters that erase this screen, for a signal handler, which can't call `close`."""
@@ -108,7 +108,10 @@ class JsonScreen(Screen):
     def show(self, snapshot: Snapshot) -> None:
         if time.monotonic() >= self._next_object:
             self._next_object = time.monotonic() + self._every_seconds
-            put_json({"event": "progress", **dataclasses.asdict(snapshot)})
+            self.close(snapshot)
+
+    def close(self, last: Snapshot) -> None:
+        put_json({"event": "progress", **dataclasses.asdict(last)})
 
 
 class BarScreen(Screen):
@@ -152,7 +155,7 @@ class BarScreen(Screen):
         if is_locked:
             self._lock.release()
 
-    def close(self) -> None:
+    def close(self, last: Snapshot) -> None:
         with self._lock:
             if self._frame:
                 wipe, self._frame = self._wipe(), []
