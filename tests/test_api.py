@@ -97,7 +97,7 @@ def test_the_bytes_of_the_command_and_an_unchanged_process(tmp_path: Path, sourc
     assert sizes[-1] - sizes[len(sizes) // 5] < 4 * 2**20
 
 
-def test_every_function(tmp_path: Path, source: Path) -> None:
+def test_every_function(tmp_path: Path, source: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """plan, status, verify, inspect and export return what the folder holds."""
     out, tokens = tmp_path / "out", len(reference.stream(DOCUMENTS))
     planned = fs.plan(input=source, out=out, shard_tokens="10k")
@@ -110,13 +110,22 @@ def test_every_function(tmp_path: Path, source: Path) -> None:
     assert (status.state, status.tokens, status.documents) == ("complete", tokens, len(DOCUMENTS))
     assert status.snapshot is not None
     assert status.snapshot.tokens == tokens
-    verified = fs.verify(out)
+    events: list[Snapshot | Event] = []
+    verified = fs.verify(out, on_event=events.append)
+    assert [event for event in events if isinstance(event, Snapshot)][-1].tokens == tokens
     assert (verified.tokens, verified.complete, verified.unfinished) == (tokens, True, ())
     assert fs.inspect(out).documents == len(DOCUMENTS)
     assert fs.inspect(out, document=3).text == DOCUMENTS[3]
     assert fs.inspect(out, grep="no text has this in it") == ()
     exported = fs.export(out, tmp_path / "plain", layout="plain", val_tokens=0)
     assert exported.tokens == tokens
+    shown = capfd.readouterr().err
+    assert "100%" in shown
+    assert "complete" in shown
+    fs.export(out, tmp_path / "plain", layout="plain", val_tokens=0)
+    assert "Nothing to do: the export was made before." in capfd.readouterr().err
+    fs.verify(out, quiet=True)
+    assert capfd.readouterr() == ("", "")
     data = b"".join(path.read_bytes() for path in sorted((tmp_path / "plain").glob("*.bin")))
     eot_first = reference.stream(DOCUMENTS)
     assert data == np.append(eot_first[1:], eot_first[:1]).tobytes()  # in this layout EOT comes after

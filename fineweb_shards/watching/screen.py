@@ -285,6 +285,36 @@ def _bar_line(name: str, share: float | None, texts: Sequence[str], columns: int
     return terminal.clip(f"{begin} {text}", columns)
 
 
+class TokensOnScreen:
+    """Shows on a screen how far a subcommand is that has no monitor, and how it has ended. A context manager; `add` may
+    be called from any thread."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._now: Snapshot | None = None
+        self._lock = threading.Lock()
+
+    def begin(self, state: State, expected_tokens: int, tokens: int = 0) -> None:
+        """Begin with some tokens that are done; in a shuffle both passes count."""
+        self._now = Snapshot(state, "", tokens, expected_tokens, resumed_tokens=tokens)
+
+    def add(self, tokens: int) -> None:
+        with self._lock:
+            assert self._now is not None, "it is begun before"
+            self._now = dataclasses.replace(self._now, tokens=self._now.tokens + tokens)
+            self._screen.show(self._now)
+
+    def __enter__(self) -> TokensOnScreen:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._now is not None:
+            last = dataclasses.replace(self._now, state=State.STOPPED, reason=str(error))
+            if error is None:
+                last = dataclasses.replace(self._now, state=State.COMPLETE, expected_tokens=self._now.tokens)
+            self._screen.close(last)
+
+
 class WaitsOnScreen(Observer):
     """Shows waits and events on a screen, for work outside a run; in a run, watching/progress.py does."""
 
