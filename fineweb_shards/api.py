@@ -360,7 +360,7 @@ def export(
     """Copy finished shards into another layout, without tokenizing; or those of several folders, mixed by tokens: `mix`
     has the `folder`, `weight` and `epochs` of each. `quiet` and `on_event` are those of `build`."""
     words = ["export", *_words(folder), *_flags(settings), *_flags({"out": out})]
-    for one in _mappings("mix", mix):
+    for one in _mappings("mix", mix or ()):
         if lost := {"folder", "weight"} - {name for name, value in one.items() if value is not None}:
             raise UsageError(f"mix: {one!r} has no {min(lost)}.", "Each needs a folder and its weight.")
         words.append(f"--mix={fspath(one['folder'])}={one['weight']},epochs={one.get('epochs') or 1}")
