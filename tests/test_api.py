@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import inspect
 import os
+import pydoc
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, cast, get_type_hints
 
 import numpy as np
 import psutil
@@ -20,10 +23,12 @@ import pytest
 
 import fineweb_shards as fs
 from fineweb_shards import api
+from fineweb_shards.api import values
+from fineweb_shards.api.process import in_python
 from fineweb_shards.commands.folders import EXPORT_SETTINGS
-from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
+from fineweb_shards.errors import ChangedError, DamageError, InputError, OutputError, UsageError
 from fineweb_shards.events import Event
-from fineweb_shards.run.config import Config
+from fineweb_shards.run.config import PART_KEYS, Config
 from fineweb_shards.watching.run_files import Snapshot
 from tests.support import reference
 from tests.support.documents import make_documents
@@ -69,8 +74,9 @@ def test_settings_are_those_of_files_and_flags() -> None:
     fields = {field.name for field in dataclasses.fields(Config)}
     for function in (api.build, api.plan):
         assert {"input", "out"} <= inspect.signature(function).parameters.keys()
-    assert {*get_type_hints(api.Settings), "input", "out"} == fields
-    assert {*get_type_hints(api.OutputSettings), "out"} == {*EXPORT_SETTINGS}
+    assert {*get_type_hints(values.Settings), "input", "out"} == fields
+    assert {*get_type_hints(values.OutputSettings), "out"} == {*EXPORT_SETTINGS}
+    assert {*get_type_hints(values.Part)} == {*PART_KEYS}
 
 
 @pytest.mark.promise(PROMISE)
@@ -92,7 +98,7 @@ def test_the_bytes_of_the_command_and_an_unchanged_process(tmp_path: Path, sourc
     assert sizes[-1] - sizes[len(sizes) // 5] < 4 * 2**20
 
 
-def test_every_function(tmp_path: Path, source: Path) -> None:
+def test_every_function(tmp_path: Path, source: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """plan, status, verify, inspect and export return what the folder holds."""
     out, tokens = tmp_path / "out", len(reference.stream(DOCUMENTS))
     planned = fs.plan(input=source, out=out, shard_tokens="10k")
@@ -105,13 +111,22 @@ def test_every_function(tmp_path: Path, source: Path) -> None:
     assert (status.state, status.tokens, status.documents) == ("complete", tokens, len(DOCUMENTS))
     assert status.snapshot is not None
     assert status.snapshot.tokens == tokens
-    verified = fs.verify(out)
+    events: list[Snapshot | Event] = []
+    verified = fs.verify(out, on_event=events.append)
+    assert [event for event in events if isinstance(event, Snapshot)][-1].tokens == tokens
     assert (verified.tokens, verified.complete, verified.unfinished) == (tokens, True, ())
     assert fs.inspect(out).documents == len(DOCUMENTS)
     assert fs.inspect(out, document=3).text == DOCUMENTS[3]
     assert fs.inspect(out, grep="no text has this in it") == ()
     exported = fs.export(out, tmp_path / "plain", layout="plain", val_tokens=0)
     assert exported.tokens == tokens
+    shown = capfd.readouterr().err
+    assert "100%" in shown
+    assert "complete" in shown
+    fs.export(out, tmp_path / "plain", layout="plain", val_tokens=0)
+    assert "Nothing to do: the export was made before." in capfd.readouterr().err
+    fs.verify(out, quiet=True)
+    assert capfd.readouterr() == ("", "")
     data = b"".join(path.read_bytes() for path in sorted((tmp_path / "plain").glob("*.bin")))
     eot_first = reference.stream(DOCUMENTS)
     assert data == np.append(eot_first[1:], eot_first[:1]).tobytes()  # in this layout EOT comes after
@@ -123,7 +138,8 @@ def test_every_function(tmp_path: Path, source: Path) -> None:
 
 
 def test_documents_from_python(tmp_path: Path) -> None:
-    """An iterable of texts or mappings is read once, in this thread; the bytes are the reference's."""
+    """An iterable of texts or mappings is read once, in this thread; the bytes are the reference's. Scalars and arrays
+    of NumPy are those of Python."""
     threads = set()
 
     def texts() -> Iterator[str | dict[str, object]]:
@@ -131,14 +147,39 @@ def test_documents_from_python(tmp_path: Path) -> None:
             threads.add(threading.get_ident())
             yield text if number % 2 else {"text": text, "number": number}
 
-    fs.build(input=texts(), out=tmp_path / "out", shard_tokens=10_000, workers=1, quiet=True)
+    fs.build(input=texts(), out=tmp_path / "out", shard_tokens=10_000, workers=1, text_column=None, quiet=True)
     assert files_of(tmp_path / "out") == expected()
     assert threads == {threading.get_ident()}
     where = fs.build(
-        input=({"body": text, "n": n} for n, text in enumerate(DOCUMENTS)),
+        input=({"body": text, "n": np.int64(n), "ids": np.arange(n)} for n, text in enumerate(DOCUMENTS)),
         out=tmp_path / "some", shard_tokens=10_000, text_column="body", where="n < 10", quiet=True,
     )  # fmt: skip
     assert (where.documents, where.filtered_documents) == (10, len(DOCUMENTS) - 10)
+
+
+def test_documents_are_never_resumed(tmp_path: Path) -> None:
+    """A folder that holds a build, finished or not, refuses documents of an iterable, and stays as it is: nobody knows
+    whether they are the same. `fresh` starts over; `status` has no command to resume with."""
+    out = tmp_path / "out"
+
+    def broken() -> Iterator[str]:
+        while not (out / "edufineweb_train_000001.npy").exists():
+            yield from DOCUMENTS
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fs.build(input=broken(), out=out, shard_tokens=10_000, workers=1, quiet=True)
+    status = fs.status(out)
+    assert (status.state, status.resume) == ("stopped", None)
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    with pytest.raises(ChangedError, match="holds a build already") as caught:
+        fs.build(input=iter(DOCUMENTS[::-1]), out=out, shard_tokens=10_000, workers=1, quiet=True)
+    assert "fresh=True" in caught.value.hint
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    fs.build(input=iter(DOCUMENTS), out=out, shard_tokens=10_000, workers=1, fresh=True, quiet=True)
+    with pytest.raises(ChangedError, match="holds a build already"):
+        fs.build(input=iter(DOCUMENTS[::-1]), out=out, shard_tokens=10_000, workers=1, quiet=True)
+    assert files_of(out) == expected()
 
 
 def test_documents_that_are_none(tmp_path: Path) -> None:
@@ -158,6 +199,101 @@ def test_documents_that_are_none(tmp_path: Path) -> None:
     assert psutil.Process().children() == before
 
 
+def test_a_slow_iterator_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake is raised while the documents still come, however few they are."""
+    monkeypatch.setattr("fineweb_shards.api.documents._MOST_SECONDS", 0.05)
+    given = 0
+
+    def slow() -> Iterator[str]:
+        nonlocal given
+        for number in range(400):
+            given = number
+            time.sleep(0.05)
+            yield "a text"
+
+    with pytest.raises(UsageError, match="nanogtp"):
+        fs.build(input=slow(), out=tmp_path / "out", layout="nanogtp", quiet=True)
+    assert given < 399
+
+
+class Frame:
+    """Iterates over its columns, like those of pandas and Polars."""
+
+    columns = ("text",)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "hint"),
+    [
+        ({"text": ["a", "b"]}, "dict, which iterates over its keys", "list of documents"),
+        (Frame(), "Frame, which iterates over its columns", "to_dict"),
+        (b"a text", "bytes", "a path"),
+        (7, "7 \\(int\\)", "a path"),
+        ("-", "standard input belongs to your program", "iter\\(sys.stdin\\)"),
+        ([], "empty list", "Name files"),
+        (["A text.", "Another one."], "A text", "input=iter\\(texts\\)"),
+        (["A text\0"], "null", "input=iter\\(texts\\)"),
+        (["A text. " * 40_000], "too long", "input=iter\\(texts\\)"),
+        (iter([Path("a.jsonl")]), "Document 0 of input is a path", "input=list\\(paths\\)"),
+        ([{"text": "a"}, {"text": "b", "when": dt.date(2026, 1, 2)}], "Document 1 of input has 'when'", "str\\(\\)"),
+        ([{"text": "a", "raw": b"a"}], "has 'raw': b'a' \\(bytes\\), which JSON can't hold", "str\\(\\)"),
+    ],
+)
+def test_input_that_is_none(tmp_path: Path, given: Any, said: str, hint: str) -> None:
+    """What is neither paths nor documents is refused, with what to pass in its place."""
+    with pytest.raises((UsageError, InputError), match=said) as caught:
+        fs.build(input=given, out=tmp_path / "out", quiet=True)
+    assert re.search(hint, caught.value.hint), caught.value.hint
+
+
+def test_documents_with_settings_of_a_file(tmp_path: Path) -> None:
+    """The key of texts is that of the TOML file, if keywords name none; None is no setting."""
+    toml = tmp_path / "a.toml"
+    toml.write_text('text-column = "body"\nshard_tokens = "10k"\n')
+    rows = [text if number % 2 else {"body": text} for number, text in enumerate(DOCUMENTS)]
+    fs.build(toml, input=iter(rows), out=tmp_path / "out", text_column=None, format=None, workers=1, quiet=True)
+    assert files_of(tmp_path / "out") == expected()
+    toml.write_text('template = "{title}"\n')
+    with pytest.raises(InputError, match="Document 0 of input is a text, without keys"):
+        fs.build(toml, input=iter(["a"]), out=tmp_path / "other", quiet=True)
+
+
+def test_mistakes_in_mappings(tmp_path: Path) -> None:
+    """Parts and folders to mix that are no mappings, or lack a key, are refused by their name."""
+    with pytest.raises(UsageError, match=r"parts is \{'dataset': 'a/b'\}: it must be a list of mappings"):
+        fs.build(parts={"dataset": "a/b"}, out=tmp_path / "out", quiet=True)
+    with pytest.raises(UsageError, match=r"mix: \{'folder': 'a'\} has no weight"):
+        fs.export(mix=cast(Any, [{"folder": "a"}, {"folder": "b", "weight": 1}]), out=tmp_path / "out", quiet=True)
+
+
+def test_a_path_in_sys_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Python ignores in sys.path is no error here either."""
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    with pytest.raises(OutputError):
+        fs.status(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Use the old value, another --out, or --fresh to start over.", "another out, or fresh=True to"),
+        ("--shard-tokens was 10,000", "shard_tokens was 10,000"),
+        ("with --val-tokens 1,000: it", "with val_tokens=1_000: it"),
+        ("--val-ratio 0.05.", "val_ratio=0.05."),
+        ("(--no-verify)", "(verify=False)"),
+        ("See `fineweb-shards build --help`.", "See `help(fineweb_shards.build)`."),
+        ("Send it: `fineweb-shards build --input -`.", "Send it: `fineweb-shards build --input -`."),
+        ("/data/a--out/--fresh: no", "/data/a--out/--fresh: no"),
+    ],
+)
+def test_flags_become_keywords(text: str, shown: str) -> None:
+    """What the command says of flags is said of keyword arguments; paths and commands to paste stay."""
+    assert shown in in_python(text)
+
+
 def test_errors_are_exceptions(tmp_path: Path, source: Path) -> None:
     """Each mistake is its own class, with the exit code and the hint of the command."""
     with pytest.raises(UsageError) as usage:
@@ -165,7 +301,7 @@ def test_errors_are_exceptions(tmp_path: Path, source: Path) -> None:
     assert usage.value.exit_code == 2
     assert "nanogpt" in usage.value.hint
     fs.build(input=source, out=tmp_path / "out", shard_tokens=10_000, workers=1, quiet=True)
-    with pytest.raises(ChangedError, match="shard-tokens") as changed:
+    with pytest.raises(ChangedError, match="shard_tokens") as changed:
         fs.build(input=source, out=tmp_path / "out", shard_tokens=20_000, quiet=True)
     assert changed.value.exit_code == 4
     assert not getattr(changed.value, "__notes__", [])
@@ -182,6 +318,10 @@ def test_events(tmp_path: Path, source: Path, capfd: pytest.CaptureFixture[str])
     fs.build(input=source, out=tmp_path / "out", shard_tokens=10_000, workers=1, on_event=events.append)
     assert any(isinstance(event, Event) and event.kind == "plan" for event in events)
     assert capfd.readouterr() == ("", "")
+    last = [event for event in events if isinstance(event, Snapshot)][-1]
+    tokens = len(reference.stream(DOCUMENTS))
+    assert (last.state, last.tokens, last.expected_tokens, last.share) == ("complete", tokens, tokens, 1.0)
+    assert (last.finished_shards, last.verified_shards) == (len(expected()), len(expected()))
 
     def refuse(event: Snapshot | Event) -> None:
         raise ZeroDivisionError
@@ -189,6 +329,22 @@ def test_events(tmp_path: Path, source: Path, capfd: pytest.CaptureFixture[str])
     with pytest.raises(ZeroDivisionError):
         fs.build(input=source, out=tmp_path / "other", shard_tokens=10_000, on_event=refuse)
     assert psutil.Process().children() == before
+
+
+def test_what_is_shown_by_default(tmp_path: Path, source: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The bar reaches the end, warnings are shown, and a build that has nothing to do says so."""
+    out = tmp_path / "out"
+    result = fs.build(input=source, out=out, shard_tokens=10_000, val_documents=0, layout="nanogpt", workers=1)
+    shown = capfd.readouterr().err
+    assert "100%" in shown
+    assert "complete" in shown
+    assert len(result.warnings) == 1
+    assert result.warnings[0] in shown
+    assert "val_tokens=" in result.warnings[0]
+    fs.build(input=source, out=out, shard_tokens=10_000, val_documents=0, layout="nanogpt", workers=1)
+    shown = capfd.readouterr().err
+    assert "Nothing to do: all shards were made before." in shown
+    assert result.warnings[0] in shown
 
 
 @pytest.mark.full
@@ -283,6 +439,29 @@ def test_importing_is_cheap() -> None:
     with pytest.raises(AttributeError, match="biuld"):
         _ = fs.biuld
     assert {*fs.__all__} <= {*dir(fs)}
+
+
+def test_names_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch is not installed, `import *`, `help` and `hasattr` work, and ShardDataset is not there."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(fs, "find_spec", lambda name: None)
+    names: dict[str, object] = {}
+    exec("from fineweb_shards import *", names)
+    assert {*fs.__all__} <= names.keys()
+    assert not hasattr(fs, "ShardDataset")
+    with pytest.raises(AttributeError, match="PyTorch"):
+        _ = fs.ShardDataset
+    text = pydoc.render_doc(fs, renderer=pydoc.plaintext)
+    for name in ("max_tokens: 'int | str | None' = None", "class BuildResult", "on_event"):
+        assert name in text
+
+
+def test_settings_are_in_signatures() -> None:
+    """`help`, and whatever else looks at signatures, sees each setting."""
+    for function, settings in ((fs.build, fs.Settings), (fs.plan, fs.Settings), (fs.export, fs.OutputSettings)):
+        shown = inspect.signature(function).parameters
+        assert get_type_hints(settings).keys() <= shown.keys()
+        assert not any(one.kind is one.VAR_KEYWORD for one in shown.values())
 
 
 def test_the_loader_needs_numpy_alone(tmp_path: Path, source: Path) -> None:

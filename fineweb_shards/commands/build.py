@@ -49,9 +49,12 @@ def run_build(options: argparse.Namespace) -> None:
         fresh=options.fresh,
         yes=options.yes,
         same_source=options.same_source,
+        reads_once=options.reads_once,
         when_done=interrupts.work_is_done,
     )
     if options.json:
+        if outcome.run is None:
+            screen.say(result_line(outcome))
         put_json({"event": "result", **summary_values(outcome)})
     else:
         print_result(*summary_lines(outcome))
@@ -61,20 +64,6 @@ def run_build(options: argparse.Namespace) -> None:
 def summary_lines(outcome: Outcome) -> list[str]:
     """Return the result as lines for people: where the shards are, what is in them, how to load them."""
     job, manifest, run = outcome.job, outcome.manifest, outcome.run
-    if not manifest.shards:
-        first = "No shard was made."
-    elif run is None:
-        first = "Nothing to do: all shards were made before."
-    else:
-        worked_seconds = outcome.seconds - run.stood_still_seconds
-        speed = show_count(outcome.new_tokens / max(worked_seconds, 1e-9))
-        # What a run has made of a shuffle that was begun before is only a part of the work.
-        is_part = manifest.is_shuffled and run.first_tokens > 0
-        at_speed = f", {speed} tokens/s" if outcome.new_tokens and not is_part else ""
-        verified = "verified, " if job.config.verify and outcome.new_shards else ""
-        first = f"Done: {verified}in {show_seconds(outcome.seconds)}{at_speed}."
-        if manifest.seconds > worked_seconds + 1:  # waits are in neither of the two
-            first += f" All runs together: {show_seconds(manifest.seconds)} of work."
     peak = show_bytes(manifest.peak_memory_bytes)
     memory = f"{'memory':<10} {peak} at most, all processes together"
     notes = [
@@ -86,7 +75,26 @@ def summary_lines(outcome: Outcome) -> list[str]:
         notes.append("No other document was in the input, so there is no shard.")
     facts = [memory] if manifest.peak_memory_bytes else []  # 0 if it could not be measured
     closing = closing_lines(job.output.store, run) if run else []
-    return [first, *result_lines(job.output, manifest, facts=facts, notes=notes, closing=closing)]
+    return [result_line(outcome), *result_lines(job.output, manifest, facts=facts, notes=notes, closing=closing)]
+
+
+def result_line(outcome: Outcome) -> str:
+    """Return in a sentence what the run has done."""
+    job, manifest, run = outcome.job, outcome.manifest, outcome.run
+    if not manifest.shards:
+        return "No shard was made."
+    if run is None:
+        return "Nothing to do: all shards were made before."
+    worked_seconds = outcome.seconds - run.stood_still_seconds
+    speed = show_count(outcome.new_tokens / max(worked_seconds, 1e-9))
+    # What a run has made of a shuffle that was begun before is only a part of the work.
+    is_part = manifest.is_shuffled and run.first_tokens > 0
+    at_speed = f", {speed} tokens/s" if outcome.new_tokens and not is_part else ""
+    verified = "verified, " if job.config.verify and outcome.new_shards else ""
+    done = f"Done: {verified}in {show_seconds(outcome.seconds)}{at_speed}."
+    if manifest.seconds <= worked_seconds + 1:  # waits are in neither of the two
+        return done
+    return f"{done} All runs together: {show_seconds(manifest.seconds)} of work."
 
 
 def summary_values(outcome: Outcome) -> dict[str, Any]:

@@ -18,14 +18,23 @@ from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.config_sources import load_config, parse_mixed
 from fineweb_shards.run.output_text import output_warnings, result_lines
-from fineweb_shards.store.opening import scratch_folder
+from fineweb_shards.store.opening import require_manifest, scratch_folder
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_number_of, show_seconds
-from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, print_result, put_json
+from fineweb_shards.watching.run_files import State
+from fineweb_shards.watching.screen import (
+    JsonScreen,
+    LineScreen,
+    Screen,
+    TokensOnScreen,
+    WaitsOnScreen,
+    print_result,
+    put_json,
+)
 from fineweb_shards.watching.status import folder_values, read_status, show_status, watch_status
 
 EXPORT_SETTINGS = (
@@ -59,7 +68,9 @@ def run_verify(options: argparse.Namespace) -> None:
     """Check all shards, print the damaged ones, and print how much was checked."""
     ignore_closed_output()
     store: Store = options.folder
-    verdict = check_folder(store, LineScreen().warn)
+    with _progress_of(options) as progress:
+        progress.begin(State.VERIFYING, require_manifest(store).tokens)
+        verdict = check_folder(store, LineScreen().warn, lambda record: progress.add(record.tokens))
     manifest = verdict.manifest
     if options.json:
         counts = {"shards": manifest.shard_count, "tokens": manifest.tokens, "complete": manifest.complete}
@@ -75,6 +86,11 @@ def run_verify(options: argparse.Namespace) -> None:
     state = "complete" if manifest.complete else f"so far: {next_step}"
     count = show_number_of(manifest.shard_count, "shard")
     print_result(f"{store.location}: {count}, {manifest.tokens:,} tokens verified, {state}.")
+
+
+def _progress_of(options: argparse.Namespace) -> TokensOnScreen:
+    """Return what shows how far it is: for the library only."""
+    return TokensOnScreen(JsonScreen(1.0) if options.for_library else Screen())
 
 
 def add_status_flags(parser: argparse.ArgumentParser) -> None:
@@ -152,16 +168,21 @@ def run_export(options: argparse.Namespace) -> None:
         job = make_mix_job(sources, config, observer)
     else:
         job = make_export_job(open_export_source(options.folder), config, observer)
-    done = export(job, config, fresh=options.fresh, yes=options.yes, say=screen.warn, observer=observer)
-    if config.verify and done.seconds:
-        check_folder(done.spec.store, screen.warn)
+    with _progress_of(options) as progress:
+        fresh, yes = options.fresh, options.yes
+        done = export(job, config, fresh=fresh, yes=yes, say=screen.warn, observer=observer, progress=progress)
+        if config.verify and done.seconds:
+            progress.begin(State.VERIFYING, done.manifest.tokens)
+            check_folder(done.spec.store, screen.warn, lambda record: progress.add(record.tokens))
     interrupts.work_is_done()
+    first = "Nothing to do: the export was made before."
     if options.json:
+        if options.for_library and not done.seconds:
+            JsonScreen().say(first)
         values = {**folder_values(done.spec.store, done.manifest), "new_tokens": done.new_tokens}
         warnings = output_warnings(done.spec, done.manifest)
         put_json({"event": "result", **values, "seconds": round(done.seconds, 3), "warnings": warnings})
         return
-    first = "Nothing to do: the export was made before."
     if done.seconds:
         speed = show_bytes(done.spec.shard_format.size_bytes(done.new_tokens) / max(done.seconds, 1e-9))
         first = f"Done: in {show_seconds(done.seconds)}, {speed}/s."

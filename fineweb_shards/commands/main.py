@@ -80,8 +80,9 @@ def run_command(arguments: list[str] | None) -> int:
             raise_interrupts()
             if typed.caller is not None:
                 stop_with_caller(typed.caller)
-                Pipe.has_end_mark = True
+                Pipe.has_end_mark = typed.gives_documents
         options.resume, options.for_library = typed.resume(), typed.caller is not None
+        options.reads_once = typed.gives_documents
         code: int | None = options.run(options)
         sys.stdout.flush()
     except Interrupted as stop:
@@ -97,7 +98,8 @@ def run_command(arguments: list[str] | None) -> int:
     except (ShardError, MemoryError, OSError) as raised:
         error = user_error(raised)
         if isinstance(error, NoTrainingError):
-            error.hint = f"Say how much is for validation: {typed.with_flags(error.flags)}"
+            command = error.flags if typed.caller is not None else typed.with_flags(error.flags)
+            error.hint = f"Say how much is for validation: {command}"
         error.hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that it can be pasted
         put_error(error, as_json=as_json)
         if typed.caller is None:

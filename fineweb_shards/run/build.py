@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fineweb_shards.errors import InputError, Interrupted, QuarantineError, ShardError
+from fineweb_shards.errors import ChangedError, InputError, Interrupted, QuarantineError, ShardError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.encode_batch import WorkerSpec
@@ -107,13 +107,15 @@ def build(
     fresh: bool = False,
     yes: bool = False,
     same_source: bool = False,
+    reads_once: bool = False,
     when_done: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Make the shards, or the rest of them. `command` resumes the build after an interruption; with `yes`,
-    --fresh deletes without asking; `when_done` is called when all is made and verified, before that is
-    told."""
+    --fresh deletes without asking; `reads_once` says that the input can't be read again, so that nothing can be
+    resumed; `when_done` is called when all is made and verified, before that is told."""
     observer = WaitsOnScreen(screen)
-    with _locked_job(config, fresh=fresh, observer=observer, command=command) as job, lock_scratch(config):
+    opened = _locked_job(config, fresh=fresh, reads_once=reads_once, observer=observer, command=command)
+    with opened as job, lock_scratch(config):
         if fresh:
             start_over(job.output.store, job.layout, screen.warn, yes=yes)
         manifest = open_manifest(job, same_source=same_source)
@@ -142,9 +144,10 @@ def build(
 
 
 @contextlib.contextmanager
-def _locked_job(config: Config, *, fresh: bool, observer: Observer, command: str) -> Iterator[Job]:
-    """Make the job and lock its store. A hub or a bucket is only asked once the store is locked; local files are found
-    before, so that a misspelt name leaves no folder. `command` is for `status`."""
+def _locked_job(config: Config, *, fresh: bool, reads_once: bool, observer: Observer, command: str) -> Iterator[Job]:
+    """Make the job and lock its store. A hub or a bucket is only asked, and what can be read once only read, once the
+    store is locked; local files are found before, so that a misspelt name leaves no folder. `command` is for
+    `status`."""
     config.check()
     if config.executor == "ray":  # can it be had?
         from fineweb_shards.executors.ray.cluster import check_reachable, find_address, load_ray
@@ -157,13 +160,19 @@ def _locked_job(config: Config, *, fresh: bool, observer: Observer, command: str
         check_addresses()
     if not store.is_remote:
         begun = load_manifest(store.folder)  # refuses a folder of another program before anything is written
-        if not config.reads_hub:
+        if not config.reads_hub and not reads_once:
             job = make_job(config, store, begun=None if fresh else begun)
             with store.lock(observer):
                 yield job
             return
     with store.lock(observer):
         begun = None if fresh else load_manifest(store.folder)
+        if reads_once and begun is not None:
+            raise ChangedError(
+                f"{store.location} holds a build already, and documents of an iterable can't be resumed: nobody knows "
+                "whether it gives the same ones again.",
+                "Choose another --out, or --fresh to delete that build and start over.",
+            )
         done_tokens = begun.tokens if begun else 0
         invocation = current_invocation(command)
         shard_tokens = config.shard_tokens or DEFAULT_SHARD_TOKENS

@@ -66,7 +66,7 @@ def _setting(
 
 
 DEFAULT_SHARD_TOKENS = 100_000_000
-_OF_DATASET = ("dataset", "name", "split", "revision")
+OF_DATASET = ("dataset", "name", "split", "revision")
 PART_KEYS = ("input", "val_input", *PART_SETTINGS)  # what a part of the input may have of its own
 _COUNT: Any = {"parse": parse_count, "metavar": "N"}
 _MOST_TOKENS = 16 * 10**12 // GPT2.dtype.itemsize  # in a file on ext4
@@ -241,7 +241,7 @@ class Config:
         """Return the settings of a part with the dataset that its input names by an address; in place of a config and a
         split it then has the path of files."""
         found = parse_hub_address(self.input[0]) if len(self.input) == 1 else None
-        if found is None or any(getattr(self, name) != getattr(Config, name) for name in _OF_DATASET):
+        if found is None or any(getattr(self, name) != getattr(Config, name) for name in OF_DATASET):
             return self
         dataset, revision, path = found
         return dataclasses.replace(self, input=(), dataset=dataset, revision=revision, name=path, split="")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.errors import UsageError, closest, suggest
-from fineweb_shards.run.config import PART_KEYS, Config
+from fineweb_shards.run.config import OF_DATASET, PART_KEYS, Config
 from fineweb_shards.units import parse_count, parse_weight
 
 
@@ -22,8 +22,9 @@ def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
     """Make the settings: `overrides` that are not None, then those of the TOML file, then the defaults."""
     values = _read_toml(path) if path else {}
     given = {name: value for name, value in overrides.items() if value is not None}
-    if given.keys() & {"dataset", "input", "parts"}:
-        values.pop("parts", None)  # another input than the file's
+    if given.keys() & {"dataset", "input", "parts"}:  # another input than the file's
+        own = {"parts", "input"} if "dataset" in given else {"parts", "input", "val_input", *OF_DATASET}
+        values = {name: value for name, value in values.items() if name not in own}
     values |= given
     # A list of one is no list; lists of one for each part are parts.
     lists = {
@@ -101,11 +102,14 @@ def parse_part(text: str) -> dict[str, Any]:
     """Parse the value of --part, `dataset=ORG/NAME where='score > 3'`, which is quoted as in a shell."""
     values: dict[str, Any] = {}
     for word in shlex.split(text):
-        key, equals, value = word.partition("=")
-        if not key or not equals:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
             raise ValueError(f"{word!r} is no setting such as dataset=ORG/NAME")
-        if key.replace("-", "_") in ("input", "val_input"):  # repeatable
+        key = name.replace("-", "_")
+        if key in ("input", "val_input"):  # repeatable
             values.setdefault(key, []).append(value)
+        elif key in values:
+            raise ValueError(f"{name} is there twice: {values[key]} and {value}")
         else:
             values[key] = value
     if not values:

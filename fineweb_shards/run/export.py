@@ -55,7 +55,8 @@ from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.definition import copy_definition
 from fineweb_shards.types import Counts, Cursor, Cursors, ShardRecord, ShardSlice, Split, TokenBlock
-from fineweb_shards.watching.run_files import PASS_NAMES
+from fineweb_shards.watching.run_files import PASS_NAMES, State
+from fineweb_shards.watching.screen import Screen, TokensOnScreen
 from fineweb_shards.writing.piles import PileOutput, make_pile_packer
 from fineweb_shards.writing.placement import Output, begin_output, make_packer
 
@@ -172,8 +173,10 @@ def export(
     say: Callable[[str], None],
     observer: Observer,
     yes: bool = False,
+    progress: TokensOnScreen | None = None,
 ) -> Exported:
-    """Copy the tokens, or the rest of them, into another folder and layout; `config` is what was asked for."""
+    """Copy the tokens, or the rest of them, into another folder and layout; `config` is what was asked for. `progress`
+    is told how far it is, beside the bar in a terminal."""
     spec = job.spec
     if any(spec.store.is_same(source.store) for source in job.sources):
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
@@ -203,7 +206,8 @@ def export(
         for warning in stray_warnings(spec.store, spec.layout):
             say(f"{'WARNING':<10} {warning}")
         begin = time.monotonic()
-        result = _write(job, config, manifest, Disk(spec.folder, config.max_outage, observer))
+        disk = Disk(spec.folder, config.max_outage, observer)
+        result = _write(job, config, manifest, disk, progress or TokensOnScreen(Screen()))
         return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
 
 
@@ -240,24 +244,26 @@ def _check_same_export(before: Manifest, now: Manifest) -> None:
     check_settings(before, dataclasses.replace(now, settings=settings), Config().fingerprint())
 
 
-def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk) -> Manifest:
+def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progress: TokensOnScreen) -> Manifest:
     """Write what `manifest` does not have yet, and return the final one."""
     spec = job.spec
     disk.attempt(lambda: begin_output(spec.store, manifest))
     copy_definition(spec.vocabulary, spec.folder / WORK_FOLDER)
     plane = InProcessPlane(spec.store, spec.shard_format, disk)
-    passes = 1 if config.shuffle is None else 2
     size_bytes, piled = spec.shard_format.size_bytes, sum(manifest.piles.tokens) if manifest.piles else 0
+    expected, done = job.tokens * (1 if config.shuffle is None else 2), manifest.tokens + piled
+    progress.begin(State.COPYING, expected, done)
     with (
         tqdm(
-            total=passes * size_bytes(job.tokens), initial=size_bytes(manifest.tokens + piled), unit="B",
-            unit_scale=True, disable=None,  # no bar outside a terminal
+            total=size_bytes(expected), initial=size_bytes(done), unit="B", unit_scale=True,
+            disable=None,  # no bar outside a terminal
         ) as bar,
         contextlib.closing(plane),
     ):  # fmt: skip
 
         def advance(tokens: int) -> None:
             bar.update(size_bytes(tokens))
+            progress.add(tokens)
 
         if config.shuffle is None:
             return _write_shards(spec, config, manifest, job.read(manifest), job.limit_tokens, plane, disk, advance)

@@ -89,7 +89,7 @@ class LocalSource(ByteSource):
 class Pipe:
     """A pipe whose beginning, `head`, was read ahead; `read` returns it once more.
 
-    With `has_end_mark`, standard input comes from the library (api_process.py) and ends with END_MARK. If it ends
+    With `has_end_mark`, standard input comes from the library (api/process.py) and ends with END_MARK. If it ends
     without, the process that wrote it was killed, and what has come must not be taken for everything.
     """
 

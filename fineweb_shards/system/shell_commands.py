@@ -17,10 +17,13 @@ PROGRAM = "fineweb-shards"
 # Set by the Makefile, as words for a shell. Removed from the environment, because it is not the command of child
 # processes.
 VARIABLE = "FINEWEB_SHARDS_COMMAND"
-# Set by the library (api_process.py), and removed in the same way: the process that has called it.
+# Set by the library (api/process.py), and removed in the same way: the process that has called it, and whether it
+# writes documents to standard input.
 CALLER_VARIABLE = "FINEWEB_SHARDS_CALLER"
 _EXTRAS = {"tokenizers": "tokenizers", "sentencepiece": "sentencepiece", "obstore": "buckets", "ray": "ray"}
 _NOT_RESUMED = ("--fresh", "--yes")
+# In place of the command that resumes a build, if a Python program gives the documents.
+NOT_RESUMABLE = "a Python program gave the documents, which can't be resumed: call build again with fresh=True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,12 @@ class TypedCommand:
     words: list[str]
     make_command: str | None = None
     caller: int | None = None  # the process that uses the library, if it has started this command
+    gives_documents: bool = False  # by that process
 
     def resume(self) -> str:
         """Return the command that resumes this one: without --fresh and --yes."""
+        if self.gives_documents:
+            return NOT_RESUMABLE
         kept = [word for word in self.words if word not in _NOT_RESUMED]
         if self.make_command and kept == self.words:
             return self.make_command
@@ -52,8 +58,10 @@ class TypedCommand:
 def take_typed_command(words: list[str]) -> TypedCommand:
     """Return this process's command, and remove the variables about it from the environment."""
     make_command, caller = os.environ.pop(VARIABLE, ""), os.environ.pop(CALLER_VARIABLE, "")
-    if caller.isdecimal():
-        return TypedCommand([word for word in words if word != "--json"], caller=int(caller))
+    process, _, given = caller.partition(" ")
+    if process.isdecimal():
+        kept = [word for word in words if word != "--json"]
+        return TypedCommand(kept, caller=int(process), gives_documents=bool(given))
     try:
         return TypedCommand(words, shlex.join(shlex.split(make_command)) or None)
     except ValueError:  # unbalanced quotes: the command could not be pasted

@@ -96,7 +96,7 @@ def ignore_signals() -> None:
 
 
 def stop_with_caller(process: int) -> None:
-    """Stop as after SIGTERM when the process that has called the library (api_process.py) is gone."""
+    """Stop as after SIGTERM when the process that has called the library (api/process.py) is gone."""
 
     def watch() -> None:
         while os.getppid() == process:

@@ -90,9 +90,9 @@ class Monitor:
         self._ended.set()
         if self._thread.is_alive():  # not if its start was interrupted
             self._thread.join(_LONGEST_JOIN_SECONDS)
-        self.progress.screen.close()
         state, reason, ending = _describe_end(error)
         last = self._take_snapshot(state, reason)
+        self._attempt(lambda: self.progress.screen.close(last))
         self.progress.history.add(last)
         self.progress.history.end_run(ending)
         self._attempt(lambda: self._write_heartbeat(last, exit_code_of(error)))

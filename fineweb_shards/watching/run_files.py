@@ -131,6 +131,7 @@ class State(StrEnum):
     FETCHING = "fetching"  # and encoding: the input is on the hub
     ENCODING = "encoding"
     WAITING = "waiting"  # for the network, memory or the disk, as `reason` says
+    COPYING = "copying"  # in an export
     VERIFYING = "verifying"
     COMPLETE = "complete"
     STOPPED = "stopped"  # by an error or a signal, as `reason` says

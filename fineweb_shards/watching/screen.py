@@ -67,8 +67,8 @@ class Screen:
         """Answer Ctrl-C, before the run ends. Called by a signal handler."""
         self.say("stopping …")
 
-    def close(self) -> None:
-        """Remove what is redrawn in place, so that ordinary output can follow."""
+    def close(self, last: Snapshot) -> None:
+        """Remove what is redrawn in place, so that ordinary output can follow. `last` is how the run has ended."""
 
     def wipe_sequence(self) -> str:
         """Return the characters that erase this screen, for a signal handler, which can't call `close`."""
@@ -108,7 +108,10 @@ class JsonScreen(Screen):
     def show(self, snapshot: Snapshot) -> None:
         if time.monotonic() >= self._next_object:
             self._next_object = time.monotonic() + self._every_seconds
-            put_json({"event": "progress", **dataclasses.asdict(snapshot)})
+            self.close(snapshot)
+
+    def close(self, last: Snapshot) -> None:
+        put_json({"event": "progress", **dataclasses.asdict(last)})
 
 
 class BarScreen(Screen):
@@ -152,7 +155,7 @@ class BarScreen(Screen):
         if is_locked:
             self._lock.release()
 
-    def close(self) -> None:
+    def close(self, last: Snapshot) -> None:
         with self._lock:
             if self._frame:
                 wipe, self._frame = self._wipe(), []
@@ -280,6 +283,36 @@ def _bar_line(name: str, share: float | None, texts: Sequence[str], columns: int
             return f"{begin}|{Bar(share, length, charset)}| {text}"
     text = next((text for text in texts if len(f"{begin} {text}") <= columns), texts[-1])
     return terminal.clip(f"{begin} {text}", columns)
+
+
+class TokensOnScreen:
+    """Shows on a screen how far a subcommand is that has no monitor, and how it has ended. A context manager; `add` may
+    be called from any thread."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._now: Snapshot | None = None
+        self._lock = threading.Lock()
+
+    def begin(self, state: State, expected_tokens: int, tokens: int = 0) -> None:
+        """Begin with some tokens that are done; in a shuffle both passes count."""
+        self._now = Snapshot(state, "", tokens, expected_tokens, resumed_tokens=tokens)
+
+    def add(self, tokens: int) -> None:
+        with self._lock:
+            assert self._now is not None, "it is begun before"
+            self._now = dataclasses.replace(self._now, tokens=self._now.tokens + tokens)
+            self._screen.show(self._now)
+
+    def __enter__(self) -> TokensOnScreen:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._now is not None:
+            last = dataclasses.replace(self._now, state=State.STOPPED, reason=str(error))
+            if error is None:
+                last = dataclasses.replace(self._now, state=State.COMPLETE, expected_tokens=self._now.tokens)
+            self._screen.close(last)
 
 
 class WaitsOnScreen(Observer):

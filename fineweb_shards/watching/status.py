@@ -22,7 +22,7 @@ from typing import Any
 from fineweb_shards.store.manifest import Manifest, find_manifest
 from fineweb_shards.store.opening import missing_manifest_error
 from fineweb_shards.store.store import Store
-from fineweb_shards.system.shell_commands import runnable_here
+from fineweb_shards.system.shell_commands import NOT_RESUMABLE, runnable_here
 from fineweb_shards.system.terminal import printable, terminal_size, wrap
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching import screen
@@ -133,7 +133,9 @@ def status_lines(status: Status) -> list[str]:
     rows, manifest = [("state", describe_status(status))], status.manifest
     if status.state == State.STOPPED:
         command = resume_command(status)
-        rows.append(("resume", command) if command else ("next", "rerun the same build command to resume"))
+        is_lost = status.heartbeat is not None and status.heartbeat.invocation.command == NOT_RESUMABLE
+        otherwise = ("next", NOT_RESUMABLE if is_lost else "rerun the same build command to resume")
+        rows.append(("resume", command) if command else otherwise)
     shares = shares_in(manifest) if manifest is not None else ()
     if status.heartbeat is not None and status.state == RUNNING:
         rows += _run_rows(status.heartbeat)

@@ -66,6 +66,8 @@ def test_a_toml_file_and_input_as_arguments(folder: Path) -> None:
     assert config.input == ("small.txt", "nowhere/*.txt", "-")
     assert config_of("--config", "c.toml", "x/y.txt").input == ("x/y.txt",)
     assert config_of("--", "-odd.txt").input == ("-odd.txt",)
+    config = config_of("sample-10BT", "--input", "small.txt")  # in place of the sample's dataset
+    assert (config.input, config.dataset, config.name, config.out) == (("small.txt",), "", "", "edu_fineweb10B")
 
 
 def test_a_sample_wins_over_a_path_of_its_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,6 +145,7 @@ def test_the_plan_shows_each_part(tmp_path: Path, data: Path) -> None:
     (["--part", "text_column=x"], "Part 1: There is no input."),
     (["--part", ""], "a part needs at least dataset=ORG/NAME or input=PATH"),
     (["--part", "a/b"], "'a/b' is no setting such as dataset=ORG/NAME"),
+    (["--part", "input=a text-column=b text_column=c"], "text_column is there twice: b and c"),
     (["--part", "input=a text_colum=b"], "unknown key 'text_colum'"),
     (["--part", "input=a layout=llm.c"], "layout is the same for all parts."),
     (["--part", "input='a"], "No closing quotation"),

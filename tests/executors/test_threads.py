@@ -37,7 +37,7 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 # tests/store/test_bucket_lock.py, for waits before a run in tests/watching/test_status.py. Of a worker's actions,
 # `write_blocks` and `finish_files` are in test_unwritten.py.
 INVENTORY = {
-    "api_process.py": 1,  # its end is told, however it ends
+    "api/process.py": 1,  # its end is told, however it ends
     "executors/local/pool.py": 1,
     "executors/local/worker.py": 1,
     "storage/streams.py": 1,

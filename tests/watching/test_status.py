@@ -26,7 +26,7 @@ from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.system import durable
 from fineweb_shards.system.durable import FolderLock, is_locked
 from fineweb_shards.system.own_files import WORK_FOLDER
-from fineweb_shards.system.shell_commands import program
+from fineweb_shards.system.shell_commands import NOT_RESUMABLE, program
 from fineweb_shards.watching import monitor
 from fineweb_shards.watching import monitor as start
 from fineweb_shards.watching import status as status_module
@@ -227,6 +227,14 @@ def test_a_command_that_is_not_ours_is_not_shown(folder: Path) -> None:
     assert "evil" not in text
     assert "next       rerun the same build command to resume" in text
     assert status_values(read_status(FolderStore(folder)))["resume"] is None
+
+
+def test_documents_of_a_program(folder: Path) -> None:
+    """No command would resume a build whose documents a Python program gave; the next step is another."""
+    Heartbeat(time.time(), Invocation(NOT_RESUMABLE, os.getcwd(), 4711, time.time()), SNAPSHOT).save(folder)
+    text = shown(folder)[1]
+    assert "call build again with fresh=True" in text
+    assert "rerun the same" not in text
 
 
 def test_complete(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""One run of the command in a process of its own, for the functions of api.py.
+"""One run of the command in a process of its own, for the library.
 
 It prints JSON, which is passed on as events, results and errors. Everything that belongs to the caller is called in the
 caller's thread: its callback, and its iterator over documents.
@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,13 @@ _START = (
     "from fineweb_shards.__main__ import main; sys.exit(main())"
 )
 _JOIN_SECONDS = 5.0
+# What a text of the command names by flags; commands to paste, in backticks, stay as they are.
+_FLAG = re.compile(
+    r"`[^`]*`|(?<![\w/.=-])--(?P<no>no-)?(?P<name>[a-z]+(?:-[a-z]+)*)(?: (?P<number>\d(?:[\d.,]*\d)?)(?![\w/]))?"
+)
+_HELP = re.compile(r"`[^`]* (\w+) --help`")
+_NAMES = {"part": "parts", "config": "target"}  # flags with another name in Python
+_SWITCHES = {"fresh", "same-source", "index", "verify", "download", "keep-downloads"}
 _ANSWERS = (0, 1, 20, 21)  # exit codes of `inspect --grep` and `status` that are no errors
 
 
@@ -47,22 +55,23 @@ class CommandProcess:
         self._result: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
         # Ctrl-C in a terminal signals a whole process group. This one has its own, and hears of it from us.
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # as Python does, which ignores all others
         own_group: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}
         try:
             self._process: subprocess.Popen[str] = subprocess.Popen(
-                [sys.executable, "-c", _START, json.dumps(sys.path), *words, "--json"],
+                [sys.executable, "-c", _START, json.dumps(path), *words, "--json"],
                 stdin=subprocess.DEVNULL if documents is None else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, CALLER_VARIABLE: str(os.getpid())},
+                env={**os.environ, CALLER_VARIABLE: f"{os.getpid()} {'documents' * (documents is not None)}"},
                 encoding="utf-8",
                 errors="backslashreplace",
                 **own_group,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # too long, or with a null character
             raise UsageError(
-                f"The command could not be started: {error.strerror}.",
-                "If it was given a very long list of paths, name their folder or a glob instead.",
+                f"The command could not be started: {getattr(error, 'strerror', error)}.",
+                "Of a very long list of paths name the folder or a glob instead; if it is texts: input=iter(texts).",
             ) from error
 
     def run(self, on_event: OnEvent) -> list[dict[str, Any]]:
@@ -119,20 +128,23 @@ class CommandProcess:
             self._open_streams -= 1
             return
         if stream is self._process.stderr:
-            self._complaints.append(line.rstrip())
-            on_event(Event("warning", line.rstrip()))
+            self._complaints.append(in_python(line.rstrip()))
+            on_event(Event("warning", self._complaints[-1]))
             return
         values = json.loads(line) if line.startswith('{"time"') else {}
         values.pop("time", None)
         match values.pop("event", None):
             case "message":
-                on_event(Event(values["kind"], values["text"]))
+                on_event(Event(values["kind"], in_python(values["text"])))
             case "progress":
                 on_event(make(Snapshot, values))
             case "result":
                 self._result = values
+                for name in {"warnings", "verdict"} & values.keys():
+                    value = values[name]
+                    values[name] = in_python(value) if isinstance(value, str) else [in_python(one) for one in value]
             case "error":
-                self._error = values
+                self._error = {**values, "message": in_python(values["message"]), "hint": in_python(values["hint"])}
             case _:
                 self._printed.append(line)
 
@@ -179,6 +191,20 @@ class CommandProcess:
         for line in self._complaints:
             error.add_note(line)
         return error
+
+
+def in_python(text: str) -> str:
+    """Return a text of the command with flags as keyword arguments: `fresh=True` for --fresh."""
+
+    def rename(found: re.Match[str]) -> str:
+        if found["name"] is None:
+            return _HELP.sub(r"`help(fineweb_shards.\1)`", found[0])
+        name = _NAMES.get(found["name"], found["name"].replace("-", "_"))
+        if found["name"] in _SWITCHES:
+            return f"{name}={not found['no']}"
+        return f"{name}={found['number'].replace(',', '_')}" if found["number"] else name
+
+    return _FLAG.sub(rename, text)
 
 
 def _parse_objects(text: str) -> list[dict[str, Any]]:

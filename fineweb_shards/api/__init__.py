@@ -1,0 +1,291 @@
+"""The library: what the command does, called from Python.
+
+    import fineweb_shards as fs
+
+    result = fs.build("sample-10BT", out="shards", max_tokens="1B")
+    result.folder, result.tokens, result.warnings
+
+Each function runs the command in a process of its own and reads the JSON that it prints. A build changes its process
+for good: it lowers its priority, which only root may raise again; it handles signals, replaces the standard streams,
+configures the hub's clients and starts threads. In a process of its own none of that reaches the caller, nor does a
+lack of memory. So a function may be called in any thread, in a notebook and in a script without a `__main__` guard. If
+the caller dies, the command notices and stops (`stop_with_caller` in system/signals.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect as inspect_module
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import Parameter
+from os import PathLike, fspath
+from typing import Any, TypeVar, Unpack, overload
+
+from fineweb_shards.api.documents import Documents, is_documents, json_lines
+from fineweb_shards.api.process import CommandProcess, OnEvent
+from fineweb_shards.api.values import (
+    AnyPath,
+    BuildResult,
+    Document,
+    ExportResult,
+    Inspection,
+    Match,
+    MixedFolder,
+    OutputSettings,
+    PlannedPart,
+    PlanResult,
+    Settings,
+    StatusResult,
+    VerifyResult,
+)
+from fineweb_shards.errors import InputError, UsageError
+from fineweb_shards.events import Event
+from fineweb_shards.system.json_values import make
+from fineweb_shards.watching.run_files import PartShare, Snapshot
+
+Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _with_signature(settings: type[Any]) -> Callable[[Function], Function]:
+    """Show each of the settings in a function's signature, and so in `help`, in place of `**settings`."""
+
+    def decorate(function: Function) -> Function:
+        shown = inspect_module.signature(function)
+        named = [one for one in shown.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        for name, kind in settings.__annotations__.items():
+            text = getattr(kind, "__forward_arg__", kind)
+            named.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=f"{text} | None"))
+        function.__signature__ = shown.replace(parameters=named)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@_with_signature(Settings)
+def build(
+    target: AnyPath | None = None,
+    *,
+    input: AnyPath | Sequence[AnyPath] | Documents | None = None,  # noqa: A002 - the setting's name
+    out: AnyPath | None = None,
+    fresh: bool = False,
+    same_source: bool = False,
+    quiet: bool = False,
+    on_event: OnEvent | None = None,
+    **settings: Unpack[Settings],
+) -> BuildResult:
+    """Make the shards, or resume an interrupted build.
+
+    `target` is a sample, such as "sample-10BT", or a TOML file; settings override it. `input` is a path, a glob, a list
+    of them, or documents: any other iterable of texts or mappings. Documents are read once, front to back, so that such
+    a build can't be resumed: a folder that holds a build refuses them. `fresh` deletes what an earlier build has made
+    in `out`. Events go to `on_event`: a Snapshot every second and at the end, and an Event for whatever happens;
+    without it a progress bar is shown, unless `quiet`.
+
+    Errors are ShardErrors, with `exit_code` and `hint`. After a KeyboardInterrupt everything finished is kept, and the
+    same call resumes.
+    """
+    words = ["build", *_words(target), *_flags(settings), *_flags({"out": out})]
+    words += ["--fresh", "--yes"] if fresh else []
+    words += ["--same-source"] if same_source else []
+    documents = None
+    if input is not None and is_documents(input):
+        if settings.get("format") is not None:
+            raise UsageError("format is for files, and input is documents.", "Leave it out.")
+        documents = json_lines(input, _text_key(target, settings))
+        words += ["--input=-", "--format=jsonl"]
+    else:
+        words += _flags({"input": input})
+    try:
+        return _make(BuildResult, _run(words, on_event, quiet=quiet, documents=documents))
+    except InputError as error:
+        if documents is None and isinstance(input, (list, tuple)) and not any(map(os.path.exists, input)):
+            error.hint = f"{error.hint} If these are texts, and not paths: input=iter(texts)."
+        raise
+
+
+@_with_signature(Settings)
+def plan(
+    target: AnyPath | None = None,
+    *,
+    input: AnyPath | Sequence[AnyPath] | None = None,  # noqa: A002 - the setting's name
+    out: AnyPath | None = None,
+    **settings: Unpack[Settings],
+) -> PlanResult:
+    """Return what a build with these arguments would do, without writing anything."""
+    if input is not None and is_documents(input):
+        raise UsageError("input is documents, which can be read only once: there is no plan for them.", "Build them.")
+    words = ["plan", *_words(target), *_flags(settings), *_flags({"out": out, "input": input})]
+    return _make(PlanResult, _run(words, quiet=True))
+
+
+@_with_signature(OutputSettings)
+def export(
+    folder: AnyPath | None = None,
+    out: AnyPath | None = None,
+    *,
+    mix: Sequence[MixedFolder] = (),
+    fresh: bool = False,
+    quiet: bool = False,
+    on_event: OnEvent | None = None,
+    **settings: Unpack[OutputSettings],
+) -> ExportResult:
+    """Copy finished shards into another layout, without tokenizing; or those of several folders, mixed by tokens: `mix`
+    has the `folder`, `weight` and `epochs` of each. `quiet` and `on_event` are those of `build`."""
+    words = ["export", *_words(folder), *_flags(settings), *_flags({"out": out})]
+    for one in _mappings("mix", mix or ()):
+        if lost := {"folder", "weight"} - {name for name, value in one.items() if value is not None}:
+            raise UsageError(f"mix: {one!r} has no {min(lost)}.", "Each needs a folder and its weight.")
+        words.append(f"--mix={fspath(one['folder'])}={one['weight']},epochs={one.get('epochs') or 1}")
+    words += ["--fresh", "--yes"] if fresh else []
+    return _make(ExportResult, _run(words, on_event, quiet=quiet))
+
+
+def verify(folder: AnyPath, *, quiet: bool = False, on_event: OnEvent | None = None) -> VerifyResult:
+    """Read every shard back and check it; raise DamageError, with a note for each damaged file. `quiet` and `on_event`
+    are those of `build`."""
+    return _make(VerifyResult, _run(["verify", fspath(folder)], on_event, quiet=quiet))
+
+
+def status(folder: AnyPath) -> StatusResult:
+    """Return how far a build is, from any process."""
+    values = _run(["status", fspath(folder)], quiet=True)
+    heartbeat = values.pop("heartbeat")
+    return _make(StatusResult, {**values, "snapshot": make(Snapshot, heartbeat["snapshot"]) if heartbeat else None})
+
+
+@overload
+def inspect(path: AnyPath) -> Inspection: ...
+@overload
+def inspect(path: AnyPath, *, document: int) -> Document: ...
+@overload
+def inspect(path: AnyPath, *, grep: str) -> tuple[Match, ...]: ...
+def inspect(
+    path: AnyPath, *, document: int | None = None, grep: str | None = None
+) -> Inspection | Document | tuple[Match, ...]:
+    """Return statistics of shards, a file or a folder of any trainer's; or one document; or all places where a text is
+    found."""
+    words = ["inspect", fspath(path), *_flags({"document": document, "grep": grep})]
+    if grep is not None:
+        return tuple(_make(Match, match) for match in CommandProcess(words).run(_ignore))
+    values = _run(words, quiet=True)
+    return _make(Inspection, values) if document is None else _make(Document, values)
+
+
+def _run(
+    words: Sequence[str],
+    on_event: OnEvent | None = None,
+    *,
+    quiet: bool = False,
+    documents: Iterator[str] | None = None,
+) -> dict[str, Any]:
+    """Run the command, and return the one object that is its result."""
+    command = CommandProcess(words, documents)
+    if on_event is not None or quiet:
+        (values,) = command.run(on_event or _ignore)
+    else:
+        with _Bar() as bar:
+            (values,) = command.run(bar.show)
+            for warning in values.get("warnings", ()):
+                bar.show(Event("warning", f"{'WARNING':<10} {warning}"))
+    return values
+
+
+class _Bar:
+    """A progress bar of tqdm, in its form for notebooks there."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, event: Snapshot | Event) -> None:
+        if isinstance(event, Event):
+            write = print if self._bar is None else self._bar.write
+            write(event.text, file=sys.stderr)
+            return
+        if self._bar is None:
+            with warnings.catch_warnings():  # in a notebook without ipywidgets: a bar of text is fine
+                warnings.simplefilter("ignore")
+                from tqdm.auto import tqdm
+            # A class of our own without tqdm's thread, which would stay in the caller's process for good.
+            bar = type("Bar", (tqdm,), {"monitor_interval": 0})
+            self._bar = bar(unit=" tokens", unit_scale=True, initial=event.resumed_tokens)
+        self._bar.total, done = event.expected_tokens, event.tokens
+        if event.pass_number and event.share is not None:  # one bar for both passes
+            done = round(event.share * (event.expected_tokens or 0))
+        self._bar.set_postfix_str(event.reason or event.pass_name or event.state, refresh=False)
+        self._bar.update(done - self._bar.n)
+
+
+def _words(target: AnyPath | None) -> list[str]:
+    return [] if target is None else [fspath(target)]
+
+
+def _ignore(event: Snapshot | Event) -> None:
+    pass
+
+
+def _flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as flags of the command."""
+    words = []
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif name == "parts":
+            words += [f"--part={_part_words(part)}" for part in _mappings(name, value)]
+        elif isinstance(value, (list, tuple)):
+            words += [f"{flag}={fspath(item) if isinstance(item, PathLike) else item}" for item in value]
+        else:
+            words.append(f"{flag}={value}")
+    return words
+
+
+def _mappings(name: str, value: Any) -> Sequence[Mapping[str, Any]]:
+    """Return a list of mappings, or raise UsageError if it is none."""
+    if isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) for one in value):
+        return value
+    raise UsageError(f"{name} is {value!r:.100}: it must be a list of mappings.", f"Write {name}=[{{...}}, {{...}}].")
+
+
+def _text_key(target: AnyPath | None, settings: Mapping[str, Any]) -> str | None:
+    """Return the key under which a text is a document; None if the settings want mappings."""
+    names = ("text_column", "template", "tokens_column")
+    given = {name: settings[name] for name in names if settings.get(name) is not None}
+    if target is not None:
+        # Here: it loads NumPy, and few have documents and a file with settings.
+        from fineweb_shards.commands.targets import find_config, is_config
+        from fineweb_shards.run.config_sources import load_config
+
+        if is_config(fspath(target)):
+            config = load_config(find_config(fspath(target)), given)
+            given = {name: value for name in names if (value := getattr(config, name)) is not None}
+    return None if {"template", "tokens_column"} & given.keys() else given.get("text_column", "text")
+
+
+def _part_words(part: Mapping[str, Any]) -> str:
+    """Return the settings of a part as `--part` has them."""
+    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in part.items()}
+    return shlex.join(f"{name}={item}" for name, items in lists.items() for item in items if item is not None)
+
+
+def _make(kind: type[Result], values: Mapping[str, Any]) -> Result:
+    """Make a dataclass of JSON; lists become tuples, and keys that it has no field for are left out."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    if "parts" in names:
+        part_kind: type[Any] = PlannedPart if kind is PlanResult else PartShare
+        frozen["parts"] = tuple(make(part_kind, part) for part in frozen["parts"])
+    return kind(**{name: value for name, value in frozen.items() if name in names})
