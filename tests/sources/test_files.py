@@ -196,7 +196,7 @@ def test_a_glob_takes_known_endings_or_the_one_it_names(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["", "  "])
 def test_an_empty_input_is_refused(text: str) -> None:
     """It would be the current folder: a variable that is not set must not decide what is read."""
-    with pytest.raises(UsageError, match=r"--input is empty; perhaps a variable"):
+    with pytest.raises(UsageError, match=r"--input is empty; perhaps a shell variable"):
         find_files((text,), "auto")
 
 
@@ -223,7 +223,7 @@ def test_broken_links_are_named_or_left_out(folder: Path, pattern: str, kind: st
     """It may have been a file or, where a disk is not mounted, a folder: never unsaid."""
     name = "gone.txt" if kind == "file" else "gone"
     (folder / name).symlink_to("/mnt/not/there")
-    with pytest.raises(BadFileError, match=rf"{name}: a link to /mnt/not/there, which is not there") as error:
+    with pytest.raises(BadFileError, match=rf"{name}: a link to /mnt/not/there, which does not exist") as error:
         find_files((f"{folder}{pattern}",), "auto")
     assert "--on-bad-file skip" in error.value.hint
     out = folder.parent / f"{folder.name}-out"
