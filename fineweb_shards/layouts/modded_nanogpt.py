@@ -1,7 +1,7 @@
 """Describe KellerJordan/modded-nanogpt: llm.c's files, named `fineweb_{val|train}_{index:06d}.bin`.
 
-The reader finds documents by the EOT at their start. It reads its training files only once, so there must be enough
-tokens for all its steps; and it needs enough validation tokens in one file.
+The reader finds documents by the EOT at their start. It reads its training files only once, so they must have enough
+tokens for all steps, and it needs enough validation tokens in a single file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fineweb_shards.vocabulary import Vocabulary
 # train_gpt.py's Hyperparameters: val_tokens = 10,485,760 in batches of val_batch_size.
 _VAL_BATCH_TOKENS = 4 * 64 * 1024 * 8
 _VAL_BATCHES = 5
-# What the steps of train_gpt.py take if no document is cut: thirds of 1,270 and 15 more (TRAINING_STAGES).
+# The tokens for the steps of train_gpt.py if no document is cut: thirds of 1,270 and 15 more (TRAINING_STAGES).
 TRAIN_TOKENS = 423 * 131_072 + 424 * 262_144 + (423 + 15) * 393_216
 
 
