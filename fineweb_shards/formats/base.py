@@ -52,7 +52,7 @@ class ReadSettings:
     max_outage_seconds: int = 0  # of the network, if files are remote
     hub: HubRef | None = None  # the dataset that remote files belong to
     where: Where | None = None  # which documents to read; None: all
-    sample: RandomSample | None = None  # of these; None: all
+    sample: RandomSample | None = None  # of the selected documents; None: all
     tokens_column: str | None = None  # holds the documents as lists of ids; None: text_column holds them
     template: Template | None = None  # makes a document of several columns; None: text_column holds it
     largest_page_bytes: int = 2**40  # of a parquet file, unpacked: the limit that memory allows

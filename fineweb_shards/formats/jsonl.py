@@ -41,12 +41,8 @@ _MISSING = object()  # the value of a missing key
 LONG_HINT = "Put documents of that length into text files (--separator none), or leave out such {}: --on-bad-file skip."
 
 
-def _parse_integer(digits: str) -> float:
-    """Parse a whole number. Python refuses very long ones, which no condition can equal anyway."""
-    return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)
-
-
-_DECODER = json.JSONDecoder(parse_int=_parse_integer)  # one for all lines, because creating it is slow
+# One for all lines, because creating it is slow. Python refuses to parse very long whole numbers.
+_DECODER = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) <= _MOST_DIGITS else float(digits))
 
 
 class _Row(NamedTuple):

@@ -212,8 +212,8 @@ def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folde
     if not taken and not findings.unreadable:
         why, hint = "no file matches", "Check the pattern (and quote it)."
         if is_folder or skipped:
-            why = f"holds no file with a known ending{': ' if skipped else ''}{first_few(skipped)}"
-            hint = f"Known are {', '.join(BY_ENDING)}, also with .gz or .zst; say what the files are with --format."
+            why = f"holds no file with a known extension{': ' if skipped else ''}{first_few(skipped)}"
+            hint = f"Known extensions: {', '.join(BY_ENDING)}, also with .gz or .zst; otherwise use --format."
         raise InputError(f"{given}: {why}.", hint)
     if skipped:
         count = show_number_of(len(skipped), "file")
@@ -239,7 +239,7 @@ def _missing_error(given: str, path: Path) -> InputError:
     missing = next((one for one in reversed(path.parents) if not os.path.isdir(one)), None)
     names = sorted(map(readable_name, os.listdir(folder))) if missing is None and os.access(folder, os.R_OK) else []
     if missing is not None:
-        hint = f"There is no folder {missing}, either."
+        hint = f"The folder {missing} does not exist, either."
     elif names:
         here = "The current folder" if folder == Path() else str(folder)
         match = closest(path.name, names[:_COMPARED_NAMES])

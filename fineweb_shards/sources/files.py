@@ -60,7 +60,7 @@ def find_files(
     """
     if not inputs:
         raise InputError(
-            "There is no input.",
+            "No input was given.",
             "Name a sample (demo, sample-10BT), files, folders or globs, or a dataset with --dataset.",
         )
     search = Search(format_name, is_output, is_earlier_output, note, open_bucket)

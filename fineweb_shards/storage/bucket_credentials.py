@@ -91,8 +91,10 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
     kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     if address.scheme == "s3":
         options |= _aws_options() | {"disable_bulk_delete": True}  # not every S3-compatible store supports it
-    if address.scheme == "az":
-        options |= _azure_options()
+    if address.scheme == "az":  # variables of the Azure tools
+        account, key = os.environ.get("AZURE_STORAGE_ACCOUNT"), os.environ.get("AZURE_STORAGE_KEY")
+        options |= _unless_set(("AZURE_STORAGE_ACCOUNT_NAME",), "account_name", account)
+        options |= _unless_set(("AZURE_STORAGE_ACCOUNT_KEY",), "account_key", key)
     # obstore panics on an endpoint that is not a web address.
     endpoints = {name: os.environ.get(name) for name in (*_AWS_ENDPOINTS, *_AZURE_ENDPOINTS)}
     endpoints["endpoint_url of the AWS profile"] = options.get("endpoint")
@@ -176,13 +178,6 @@ def _read_profile(name: str | None) -> Mapping[str, str]:
     if name is not None and not found:
         raise UsageError(f"AWS_PROFILE is {name}, but there is no such profile.", f"Look into {config}.")
     return settings
-
-
-def _azure_options() -> dict[str, Any]:
-    """Read the account from the Azure tools' variables."""
-    account, key = os.environ.get("AZURE_STORAGE_ACCOUNT"), os.environ.get("AZURE_STORAGE_KEY")
-    options = _unless_set(("AZURE_STORAGE_ACCOUNT_NAME",), "account_name", account)
-    return options | _unless_set(("AZURE_STORAGE_ACCOUNT_KEY",), "account_key", key)
 
 
 def _unless_set(variables: Sequence[str], option: str, value: str | None) -> dict[str, Any]:

@@ -363,7 +363,7 @@ def fetch_model_file(repository: str, revision: str, names: Sequence[str], retri
             with translated_errors(f"model {repository}"):
                 try:
                     return Path(hf_hub_download(repository, name, revision=revision or None))
-                except LocalEntryNotFoundError:  # an outage: a kind of EntryNotFoundError, too
+                except LocalEntryNotFoundError:  # an outage, although it is an EntryNotFoundError
                     raise
                 except EntryNotFoundError:
                     return None

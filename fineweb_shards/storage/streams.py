@@ -83,7 +83,11 @@ def open_stream(file: InputFile, place: Place) -> ReadAhead:
         if file.compression is None:
             plain = place.stream(file)
             return ReadAhead(plain.read, plain.close)
-        unpacker = open_unpacker(partial(place.stream, file), file.compression)
+        open_packed = partial(place.stream, file)
+        if file.compression == "zstd":
+            unpacker: Unpacker = ZstdUnpacker(open_packed)
+        else:
+            unpacker = GzipUnpacker(open_packed()) if isal_zlib is None else FastGzipUnpacker(open_packed)
     except OSError as error:
         raise read_error(file, error) from error
     return ReadAhead(unpacker.read, unpacker.close)
@@ -123,13 +127,6 @@ class TrailingGarbageError(DamagedStreamError):
 # `read(size)` returns about `size` bytes of text, none at the end; after all readable text, DamagedStreamError.
 Unpacker: TypeAlias = "FastGzipUnpacker | GzipUnpacker | ZstdUnpacker"
 OpenPacked = Callable[[], BinaryIO]  # opens the compressed file anew with each call; may raise OSError
-
-
-def open_unpacker(open_packed: OpenPacked, compression: str) -> Unpacker:
-    """Open a compressed file; may raise OSError."""
-    if compression == "zstd":
-        return ZstdUnpacker(open_packed)
-    return GzipUnpacker(open_packed()) if isal_zlib is None else FastGzipUnpacker(open_packed)
 
 
 class FastGzipUnpacker:
@@ -197,8 +194,8 @@ class GzipUnpacker:
             raise NotCompressedError(_EMPTY)
         if not self._pending.startswith(_GZIP_MAGIC):
             if self._members:
-                raise TrailingGarbageError("are bytes that are no gzip")
-            raise NotCompressedError("is no gzip file")
+                raise TrailingGarbageError("follow bytes that are not gzip")
+            raise NotCompressedError("is not a gzip file")
         self._member = self._library.decompressobj(_GZIP_WINDOW)
         self._members += 1
         return True

@@ -212,7 +212,7 @@ def test_garbage_behind_a_gzip_file(tmp_path: Path, batch_bytes: int) -> None:
     """It is told as what it is; the text in front of it is whole, its last document too."""
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"one\n\ntwo") + b"garbage")
-    with pytest.raises(BadFileError, match=r"a\.txt\.gz: after its 8 bytes of text .* no gzip"):
+    with pytest.raises(BadFileError, match=r"a\.txt\.gz: after its 8 bytes of text .* not gzip"):
         runs.encode_inline(path, batch_bytes=batch_bytes)
     tokens, counts = runs.encode_inline(path, batch_bytes=batch_bytes, on_bad_file="skip")
     assert tokens == reference.stream(["one", "two"]).tolist()

@@ -188,7 +188,7 @@ def test_a_glob_takes_known_endings_or_the_one_it_names(folder: Path) -> None:
     assert names(f"{folder}/*", form="text") == ["a.jsonl", "b.txt", "notes.pdf", "z.parquet"]
     assert names(f"{folder}/*.pdf") == ["notes.pdf"]
     assert names(f"{folder}/notes.pdf") == ["notes.pdf"]
-    with pytest.raises(InputError, match=r"known ending: notes\.pdf") as error:
+    with pytest.raises(InputError, match=r"known extension: notes\.pdf") as error:
         names(f"{folder}/n*")
     assert "--format" in error.value.hint
 

@@ -166,8 +166,8 @@ def test_what_an_address_stands_for(tmp_path: Path, bucket_url: str) -> None:
     [
         ("/nothing", "there is no such object or folder"),
         ("/nothing/*.jsonl", "no file matches"),
-        ("/odd", "holds no file with a known ending"),
-        ("/odd/*", "holds no file with a known ending: a.pdf"),
+        ("/odd", "holds no file with a known extension"),
+        ("/odd/*", "holds no file with a known extension: a.pdf"),
         ("/a.parquet.gz", "compressed parquet can't be read"),
     ],
 )
