@@ -311,8 +311,7 @@ class Block:
         return None if sound.all() else int(self.quotes[np.argmin(sound)])
 
     def find_field_ends(self, delimiter: bytes) -> Positions:
-        """Return the positions of unquoted delimiters and line ends. A piece at a time, because a long quoted text may
-        contain many."""
+        """Return the positions of unquoted delimiters and line ends, piece by piece: quoted text may have many."""
         data = np.frombuffer(self.data, np.uint8)
         found = [np.empty(0, np.int64)]
         for offset in range(0, len(data), BLOCK_BYTES):

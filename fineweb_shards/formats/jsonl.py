@@ -150,8 +150,7 @@ class JsonLinesFormat(TextFormat):
         return offset
 
     def _parse_line(self, file: InputFile, line: bytes, offset: int) -> _Row:
-        """Parse a line; BadFileError if --where keeps it although it has no document, or if --where can't be applied to
-        it."""
+        """Parse a line; BadFileError if --where can't be applied to it, or keeps it although it has no document."""
         # orjson takes half the time. Python's parser decides about every line that orjson refuses (it supports neither
         # NaN nor lone surrogates), and about every line without a document.
         try:
@@ -236,8 +235,7 @@ class JsonLinesFormat(TextFormat):
 
 
 def _find_line_end(view: ByteView, offset: int, limit: int) -> int | None:
-    """Return the offset after the first line end in `offset` to `limit`, or at the end of the file; None without
-    one."""
+    """Return the offset after the first line end from `offset` to `limit`, or the file's end; None without one."""
     while offset <= limit:
         window = view.read_at(offset, _WINDOW_BYTES)
         if (found := window.find(b"\n")) >= 0:

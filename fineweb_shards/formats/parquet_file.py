@@ -299,8 +299,7 @@ def read_pages(read_at: Callable[[int, int], bytes], offset: int, end: int) -> I
 
 
 def _read_struct(data: io.BytesIO) -> dict[int, int]:
-    """Return the whole numbers in a struct of Thrift's compact protocol, by field number; for a nested struct, its
-    first field."""
+    """Return the whole numbers in a struct of Thrift's compact protocol, by field; for a nested struct, its first."""
     number = 0
     fields: dict[int, int] = {}
     while first := data.read(1)[0]:

@@ -193,7 +193,7 @@ class _End(NamedTuple):
     position: int
     is_cut: bool = False
     seam: bool = False
-    uncut: int | None = None  # where a document begins that is too long to be encoded whole, and impossible to cut
+    uncut: int | None = None  # from here on the document is too long to be encoded whole, and impossible to cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +287,7 @@ class RangeFinder:
         return self._find_far_end(view, target, start + max(last_document, last_cut.position if last_cut else 0))
 
     def _find_far_end(self, view: ByteView, target: int, uncut: int) -> _End:
-        """Look after `target` for a document's end or a place to cut, up to the longest stretch allowed since
-        `uncut`."""
+        """Look after `target` for a document's end or a place to cut, as far as allowed without one since `uncut`."""
         lookback = self.separator.lookback
         margin = lookback + CONTEXT_BYTES  # between a cut and the end of a window, so that it divides no separator
         offset, limit = target, uncut + FARTHEST_BYTES
@@ -334,8 +333,8 @@ class Separator:
         return None
 
     def split(self, data: bytes, starts_mid_document: bool) -> Spans:
-        """Return the documents in a range that starts at a boundary, or inside a document: always one more than there
-        are separators."""
+        """Return the documents, one more than there are separators, in a range that starts at a boundary or inside a
+        document."""
         return _between((), 0, len(data))
 
 

@@ -117,8 +117,7 @@ def detect_separator(samples: Sequence[bytes]) -> str:
 
 
 def find_separator(file: InputFile, view: ByteView) -> str:
-    """Return the separator of a text: the one detected before the run or, for a remote or compressed file, detect it
-    now."""
+    """Return the separator of a text, detected before the run or, in a remote or compressed file, now."""
     if file.separator in ("blank", END_OF_TEXT):
         return file.separator
     samples = [view.read_at(0, HEAD_BYTES)]

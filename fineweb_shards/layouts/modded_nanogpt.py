@@ -12,7 +12,6 @@ from typing import ClassVar
 from fineweb_shards.layouts.base import SizedFile, quote_pattern
 from fineweb_shards.layouts.llm_c import LlmC
 from fineweb_shards.types import SPLITS, Split
-from fineweb_shards.units import show_number_of
 from fineweb_shards.vocabulary import Vocabulary
 
 # train_gpt.py's Hyperparameters: val_tokens = 10,485,760 in batches of val_batch_size.
@@ -44,7 +43,7 @@ class ModdedNanoGPT(LlmC):
         # It takes a batch while `pos + num_tokens + 1 < len(tokens)`, and drops the rest of a file.
         if val and sum((file.tokens - 2) // _VAL_BATCH_TOKENS for file in val) < _VAL_BATCHES:
             needed = _VAL_BATCHES * _VAL_BATCH_TOKENS + 2
-            spread = f", and {show_number_of(len(val) - 1, 'more file')} of them" if len(val) > 1 else ""
+            spread = f" (of {len(val):,} such files)" if len(val) > 1 else ""
             found.append(
                 f"modded-nanogpt validates on {needed - 2:,} tokens and needs {needed:,} in one file; "
                 f"{val[0].name} has {val[0].tokens:,}{spread}: its generator would end (StopIteration). Give "
@@ -52,7 +51,7 @@ class ModdedNanoGPT(LlmC):
             )
         if len(train) == 1:  # it opens the second file before it yields the first batch
             found.append(
-                "modded-nanogpt needs 2 training shards, there is 1: its generator would end "
+                "modded-nanogpt needs 2 training shards, but there is 1: its generator would end "
                 f"(StopIteration). Choose --shard-tokens {-(-tokens // 2)} or less."
             )
         if train and tokens < TRAIN_TOKENS:

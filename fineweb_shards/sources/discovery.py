@@ -1,5 +1,4 @@
-"""Expand each value of `--input` (a file, a folder, a glob, a pipe, or an address in a bucket) to files, and report the
-skipped ones.
+"""Expand each value of `--input` (a file, folder, glob, pipe, or address in a bucket) to files; report skipped ones.
 
 A folder is the glob `**/*`. Links to folders are followed, but every folder is read only once, under whichever name: a
 link to a parent folder causes no loop, and one to a sibling no duplicates.

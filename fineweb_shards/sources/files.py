@@ -1,5 +1,4 @@
-"""Turn `--input` into a list of files, each with its format and a hash of samples; on a resume, compare them with the
-manifest.
+"""Turn `--input` into a list of files, with formats and hashes of samples; on a resume, compare it with the manifest.
 
 The files of `--val-input` come first, so that validation is the beginning of the stream, as with most other rules.
 """

@@ -51,8 +51,7 @@ class Listing:
         return cls(dataset, commit, tuple(listed))
 
     def with_validation(self, patterns: Sequence[str]) -> Listing:
-        """Return the listing with the files for validation first: those whose path or name matches one of the patterns
-        of --val-input."""
+        """Return the listing with the files for validation first: those whose path or name matches a --val-input."""
         chosen: set[str] = set()
         for pattern in patterns:
             if not all(file.content_hash for file in self.files):

@@ -71,8 +71,8 @@ class Source:
             yield from batches if kind is None else _join_small(batches, self.settings.batch_bytes)
 
     def _joined_kind(self, file: InputFile) -> bool | None:
-        """Return the key that files in one batch have in common (`for_validation`); None for a file that can't share a
-        batch: a large one, or one not read by a worker directly."""
+        """Return what files in one batch must have in common (`for_validation`); None for a file that can't share one:
+        a large one, or one not read by a worker directly."""
         is_small = file.size_bytes <= self.settings.batch_bytes * _SMALL_SHARE
         is_plain = file.place == LOCAL and FORMATS[file.format].is_text
         is_joined = is_small and is_plain and not self.reader_of(file).by_value(file)
@@ -233,8 +233,7 @@ class Source:
 
 
 def _join_small(batches: Iterator[Batch], most_bytes: int) -> Iterator[Batch]:
-    """Join batches of small files, as many as allowed. If the listing fails, the batches before the error come
-    first."""
+    """Join batches of small files, as many as allowed. If the listing fails, earlier batches come before the error."""
     held: list[Batch] = []
     held_bytes = 0
     try:
@@ -274,8 +273,7 @@ def arrived_damaged(file: InputFile, batch: Batch) -> str:
 
 
 def _is_doubtful(chunk: TextChunk, batch: Batch) -> bool:
-    """Return whether a chunk may come from bytes damaged on the way: a part of it, or the one after it, could not be
-    read."""
+    """Return whether a chunk may come from bytes damaged on the way: part of it, or the next, could not be read."""
     ends_early = chunk.end is not None and chunk.end.position < batch.end
     return bool(chunk.counts.bad_parts or chunk.counts.replaced_characters) or ends_early
 
@@ -329,8 +327,7 @@ class Parts:
         return self.of(batch).file(batch.file)
 
     def batches(self, starts: Cursors) -> Iterator[Batch]:
-        """Yield all batches from the cursors on: first all parts' files for validation, then the others, part by
-        part."""
+        """Yield all batches from the cursors on: first the files for validation of all parts, then the others."""
         listed = [*enumerate(zip(self.parts, starts, strict=True))]
         for number, (part, start) in listed:
             if start.file < part.val_files:

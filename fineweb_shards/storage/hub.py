@@ -186,7 +186,6 @@ class RemoteFile:
             raise _BadAddressError(f"{host}: an answer with another ETag for {name}")
 
     def _read(self, url: str, response: urllib3.BaseHTTPResponse, size: int) -> memoryview:
-        """Return the body of an answer."""
         buffer, received, begin = mmap_buffer(size), 0, time.monotonic()
         while received < size and (data := response.read1(_READ_BYTES, decode_content=False)):
             if received + len(data) > size:

@@ -56,8 +56,7 @@ class _Document:
 
 @dataclass(frozen=True, slots=True)
 class _HeldBlock:
-    """A block, divided into parts of different documents. The verdict on the first and the last part may still be
-    unknown."""
+    """A block, divided into parts of different documents. The verdicts on the first and last may still be unknown."""
 
     block: EncodedBlock
     boundaries: Positions  # where the parts begin, and the end of the block
@@ -118,8 +117,7 @@ def leave_out(
 
 
 def _divide(block: EncodedBlock, limits: LengthLimits, current: _Document | None, *, eot_first: bool) -> _HeldBlock:
-    """Divide a block that begins in the `current` document (None: between two), and judge the documents entirely inside
-    it."""
+    """Divide a block that begins in the `current` document (None: between two), and judge its whole documents."""
     starts = block.eots if eot_first else block.eots + 1
     boundaries = np.concatenate([[0], starts, [len(block.tokens)]])
     lengths = np.diff(boundaries)

@@ -94,8 +94,7 @@ class Section:
         return places, self.holders[rows]
 
     def last_places(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the number of each block with tokens from `begin` up to `end`, and the place after the last of
-        them."""
+        """Return each block with tokens from `begin` up to `end`, by its number, and the place after the last one."""
         if len(self.ranges) == 1:
             return [(int(self.holders[0]), int(self.ranges[0, 0]) + end)]
         ranges, holders = self.find(np.array([[begin, end]], np.int64))

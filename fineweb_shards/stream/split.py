@@ -90,8 +90,7 @@ class SplitRule:
 
 
 def make_split_rule(settings: Mapping[str, Any], val_files: tuple[int, ...], default: SplitRule) -> SplitRule:
-    """Return the split rule from the settings; else the first `val_files` files of the parts, if any, or the layout's
-    `default`."""
+    """Return the split rule from the settings; else the first `val_files` files of the parts, or else `default`."""
     given = {name: settings[name] for name in VAL_SETTINGS if settings.get(name) is not None}
     if len(given) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in [*given][:2])

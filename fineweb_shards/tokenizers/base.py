@@ -59,8 +59,7 @@ class Engine(ABC):
     name: ClassVar[str]  # also the name of the package on PyPI
 
     def __init__(self, vocabulary: Vocabulary | None = None, mistaken: str = "") -> None:
-        """Prepare to encode with `vocabulary` (by default GPT-2). Texts with `mistaken` characters are left to the
-        reference."""
+        """Load `vocabulary` (by default GPT-2). Texts with `mistaken` characters are left to the reference."""
         self.vocabulary = vocabulary or GPT2
         self.mistaken = mistaken
 
@@ -89,8 +88,7 @@ class Reference(Engine):
 
     @abstractmethod
     def encode_text(self, text: str) -> list[int]:
-        """Return the tokens of one text, from a single call of the library. The names of special tokens are ordinary
-        text."""
+        """Return the tokens of one text from a single call. The names of special tokens are ordinary text."""
 
     @abstractmethod
     def load_token_bytes(self) -> tuple[bytes, ...]:

@@ -154,7 +154,6 @@ def _try_in_process(
 def _try_here(
     wanted: str, vocabulary: Vocabulary, special_tokens: tuple[str, ...], added_tokens: tuple[str, ...]
 ) -> Trial:
-    """Try the engines in this process."""
     try:
         reference = make_reference(vocabulary)
         check_reference(reference, special_tokens)

@@ -44,8 +44,8 @@ class UnicodeDifferences:
         self._leads = {*_GROWING_LEADS, *(character.encode()[0] for character in characters)}
 
     def is_in(self, data: bytes) -> bool:
-        """Return whether a text, given as UTF-8, contains one of the characters. Quick if it does not contain their
-        first bytes."""
+        """Return whether a text, as UTF-8, contains one of the characters. Quick if it has none of their first
+        bytes."""
         return any(data.find(lead) >= 0 and bool(self._differs[_points(data, lead)].any()) for lead in self._leads)
 
 
