@@ -59,7 +59,7 @@ def find_files(
     """
     if not inputs:
         raise InputError(
-            "No input was given.",
+            "There is no input.",
             "Name a sample (demo, sample-10BT), files, folders or globs, or a dataset with --dataset.",
         )
     search = Search(format_name, is_output, is_earlier_output, note, open_bucket)

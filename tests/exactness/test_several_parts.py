@@ -142,7 +142,7 @@ def test_the_plan_shows_each_part(tmp_path: Path, data: Path) -> None:
     (["--dataset", "a/b", "--dataset", "c/d", "--input", "e"], "--input e: the input has parts, which name their own."),
     (["--dataset", "a/b", "--dataset", "c/d", "--name", "1", "--name", "2", "--name", "3"],
      "There are 2 --dataset and 3 --name."),
-    (["--part", "text_column=x"], "Part 1: No input was given."),
+    (["--part", "text_column=x"], "Part 1: There is no input."),
     (["--part", ""], "a part needs at least dataset=ORG/NAME or input=PATH"),
     (["--part", "a/b"], "'a/b' is no setting such as dataset=ORG/NAME"),
     (["--part", "input=a text_colum=b"], "unknown key 'text_colum'"),
