@@ -328,7 +328,7 @@ def test_train_llama3_reads_every_shard(made: dict[str, Path], documents: Docume
 @pytest.mark.parametrize("layout", ["nanogpt", "modded-nanogpt"])
 def test_a_reader_of_two_bytes_is_refused(made: dict[str, Path], tmp_path: Path, layout: str) -> None:
     """In a sentence with layout, vocabulary and the next step, before anything is written."""
-    sentence = rf"--layout {layout}: its reader takes tokens of 2 bytes, and the 70,000 ids .* made-up need 4"
+    sentence = rf"--layout {layout}: its reader takes tokens of 2 bytes, but the 70,000 ids .* made-up need 4"
     with pytest.raises(UsageError, match=sentence) as refused:
         runs.export(made["plain"], tmp_path / "out", layout=layout, shard_tokens=SHARD_TOKENS)
     assert "plain" in refused.value.hint

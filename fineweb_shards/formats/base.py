@@ -1,8 +1,8 @@
-"""Define a format: what is in a file, cut into batches in the parent and read in the workers.
+"""Define a format: the parent cuts its files into batches, and the workers read them.
 
 A new format is a subclass of `Format` with three methods, and an entry in registry.py. `batches` runs once, in the
 parent, and should read next to nothing; `chunks` runs in the workers and does the reading. Both read through `place`,
-so that a format works wherever files are.
+so that a format works with files anywhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fineweb_shards.texts import Texts
 from fineweb_shards.types import Batch, Dtype, TextChunk
 from fineweb_shards.vocabulary import Vocabulary
 
-_SMALL_BYTES = 2**20  # of a text over the network, of which a good part is looked at to list its documents
+_SMALL_BYTES = 2**20  # of a text over the network: listing its documents would read a good part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class ReadSettings:
     separator: str
     batch_bytes: int
     skip_bad: bool
-    vocabulary: Vocabulary  # whose tokens FineWeb's `token_count` counts, or not
+    vocabulary: Vocabulary  # decides whether FineWeb's `token_count` applies
     max_outage_seconds: int = 0  # of the network, if files are remote
     hub: HubRef | None = None  # the dataset that remote files belong to
     where: Where | None = None  # which documents to read; None: all
-    sample: RandomSample | None = None  # of these; None: all
+    sample: RandomSample | None = None  # of the selected documents; None: all
     tokens_column: str | None = None  # holds the documents as lists of ids; None: text_column holds them
     template: Template | None = None  # makes a document of several columns; None: text_column holds it
-    largest_page_bytes: int = 2**40  # of a parquet file, unpacked: what is larger does not fit into memory
-    piles: PileSettings | None = None  # of a shuffle, if that is what is read
+    largest_page_bytes: int = 2**40  # of a parquet file, unpacked: the limit that memory allows
+    piles: PileSettings | None = None  # for reading the piles of a shuffle
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class ReadSettings:
         return (self.text_column if self.tokens_column is None else self.tokens_column,)
 
     def column_hint(self, column: str = "column") -> str:
-        """Return what to do if that column, or key, is not there or holds something else."""
+        """Return the next step if that column, or key, is missing or has another type."""
         if self.template is not None:
             return f"Name {column}s with text: --template."
         if self.tokens_column is None:
@@ -86,7 +86,7 @@ class Format(ABC):
         return type(self), (self.settings, self.place)  # without open files, which can't be pickled
 
     def reopened(self, place: Place) -> Self:
-        """Return the same format with no file open, for files in `place`."""
+        """Return a copy with no file open, for files in `place`."""
         return type(self)(self.settings, place)
 
     @abstractmethod
@@ -94,7 +94,7 @@ class Format(ABC):
         """Yield batches that refer to the file's documents from `position` on, in order."""
 
     def sample_batches(self, file: InputFile, position: int, limit_bytes: int) -> Iterator[Batch]:
-        """Yield batches, over the network no larger than it takes to read about `limit_bytes` of them."""
+        """Yield batches for reading about `limit_bytes`; over the network they are no larger than that."""
         return self.batches(file, position, False)
 
     @abstractmethod
@@ -106,20 +106,20 @@ class Format(ABC):
         """Close files that were kept open for the next batch."""
 
     def is_small(self, file: InputFile) -> bool:
-        """Return whether a file is a small text that is fetched once, whole, by the parent: to list its documents the
-        parent has to look at a good part of it anyway."""
+        """Return whether a file is a small text, which the parent fetches whole: to list its documents it would read a
+        good part of it anyway."""
         is_text = FORMATS[file.format].is_text and file.compression is None
         return self.place.is_remote and is_text and file.size_bytes <= _SMALL_BYTES
 
     def by_value(self, file: InputFile) -> bool:
-        """Return whether a file can only be read front to back, so that its batches carry their bytes; also one over
-        the network of which all has to be read to list its batches: it should be fetched once."""
+        """Return whether batches carry their bytes: of files that can only be read front to back, and of those over the
+        network that must be read whole to list their batches, so that they are fetched only once."""
         is_stream = file.is_pipe or file.compression is not None
         fetched_whole = self.place.is_remote and not FORMATS[file.format].by_ranges
         return is_stream or fetched_whole or self.is_small(file)
 
     def leave_out(self, error: BadFileError) -> str:
-        """Return the message that something is left out; without `--on-bad-file skip`, raise the error."""
+        """Return the message about an omission; without `--on-bad-file skip`, raise the error."""
         if not self.settings.skip_bad:
             raise error
         return f"left out: {error.message}"
@@ -135,7 +135,7 @@ class Format(ABC):
         """Begin to fetch a batch that will be read soon. Runs in a worker, in the thread that receives orders."""
 
     def fetch_again(self, file: InputFile, batch: Batch) -> None:
-        """Drop what was fetched of a batch that has been read, and fetch it again for the next reading."""
+        """Drop the fetched bytes of a batch, and fetch it again."""
 
 
 def load_format(name: str) -> type[Format]:
@@ -155,16 +155,16 @@ def decode_text(data: bytes) -> tuple[str, int]:
 
 
 def decode_texts(pieces: Iterable[bytes]) -> tuple[Texts, int]:
-    """Hold pieces of bytes as texts; return them, and the number of characters that replace invalid bytes."""
+    """Decode pieces of UTF-8; return the texts, and the number of characters that replace invalid bytes."""
     decoded = [decode_text(piece) for piece in pieces]
     return Texts.from_strings(text for text, _ in decoded), sum(replaced for _, replaced in decoded)
 
 
 def is_utf8(data: bytes | memoryview) -> bool:
-    """Tell whether bytes are valid UTF-8. Makes no copy of them, unlike `decode`."""
-    boundaries = np.array([0, len(data)], np.int64)
-    import pyarrow as pa  # not at the top: it takes 28 MB, also where no text is read
+    """Return whether bytes are valid UTF-8, without a copy, unlike `decode`."""
+    import pyarrow as pa  # here: it takes 28 MB, which inputs without text don't need
 
+    boundaries = np.array([0, len(data)], np.int64)
     text = pa.LargeStringArray.from_buffers(1, pa.py_buffer(boundaries), pa.py_buffer(data))
     try:
         text.validate(full=True)
@@ -179,7 +179,7 @@ def utf8_bytes(text: str) -> int:
 
 
 def first_line(error: Exception) -> str:
-    """Return what a library's error says, in one line without a full stop."""
+    """Return the message of a library's error, in one line without a full stop."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,10 +1,10 @@
-"""Which columns of a row make a document: a column by its name, or several by `--template`. No I/O.
+"""Choose the columns that make a document: a single one by name, or several by `--template`. No I/O.
 
-`a.b` is the column or key of that name or, if there is none, the field `b` of the struct `a`, to any depth. A field of
-a null struct is null. Lists and maps have no fields.
+`a.b` is the column or key of that name or, without one, the field `b` of the struct `a`, to any depth. A field of a
+null struct is null. Lists and maps have no fields.
 
-A template is text with `{column}` in it. `{{` and `}}` are braces, as in Python's format strings; nothing else of these
-is understood.
+A template is text with `{column}` in it. `{{` and `}}` are braces, as in Python's format strings; their other features
+are not supported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Template:
         return sum(map(len, self.literals))
 
     def fill(self, texts: Sequence[bytes | None]) -> bytes | None:
-        """Return the document of the columns' texts; None if all of them are null. Otherwise a null is empty."""
+        """Return the document for the columns' texts; None if all are null. A single null counts as empty."""
         if all(text is None for text in texts):
             return None
         pairs = zip(self.literals, (*texts, None), strict=True)
@@ -49,7 +49,7 @@ def parse_template(text: str) -> Template:
     try:
         pieces = list(string.Formatter().parse(text))
     except ValueError:
-        raise UsageError(f"{shown}: a brace has no other one.", "Write {column}, and {{ or }} for a brace.") from None
+        raise UsageError(f"{shown}: unmatched brace.", "Write {column}, and {{ or }} for a brace.") from None
     columns: list[str] = []
     literals = [""]
     for literal, column, form, conversion in pieces:
@@ -58,15 +58,15 @@ def parse_template(text: str) -> Template:
             continue
         if form or conversion:
             typed = column + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
-            raise UsageError(f"{shown}: {{{typed}}} has a format, and text is not formatted.", f"Write {{{column}}}.")
+            raise UsageError(f"{shown}: {{{typed}}} has a format, which text can't have.", f"Write {{{column}}}.")
         if not column:
             raise UsageError(f"{shown}: {{}} names no column.", "Write {column}, and {{}} for two braces.")
         if column in columns:  # otherwise a document could take many times the memory of its row
-            raise UsageError(f"{shown}: {{{column}}} is in it twice.", "Name each column once.")
+            raise UsageError(f"{shown}: {{{column}}} occurs twice.", "Name each column once.")
         columns.append(column)
         literals.append("")
     if not columns:
-        raise UsageError(f"{shown}: no {{column}} is in it, so that all documents would be the same.", _EXAMPLE)
+        raise UsageError(f"{shown}: without a {{column}} all documents would be the same.", _EXAMPLE)
     return Template(tuple(columns), tuple(literal.encode() for literal in literals))
 
 
@@ -83,13 +83,13 @@ def find_value(row: Any, name: str, default: Any = None) -> Any:
 
 
 def outer_name(names: Container[str], name: str) -> str:
-    """Return the name of the column that a column is, or that it is a field of."""
+    """Return the name of a column or, for a field, that of the column it belongs to."""
     return name if name in names else name.partition(".")[0]
 
 
 def take_column(rows: Any, name: str) -> Any:
-    """Return a column of a RecordBatch that has it. By its exact name: pyarrow takes `a` for `a.b` as well."""
-    import pyarrow as pa  # here: a config has templates, and the command line need not load pyarrow for that
+    """Return a column of a RecordBatch by its exact name: pyarrow also finds `a` for `a.b`."""
+    import pyarrow as pa  # here: the command line parses templates without it
 
     names = rows.schema.names
     if name in names:

@@ -1,13 +1,13 @@
 """Read CSV and TSV: batches are byte ranges that end at record ends; the first record names the columns.
 
-Quotes are those of RFC 4180, in TSV as well: a `"` may only stand at both ends of a field and, doubled, inside such a
-field. Then a byte is quoted exactly if the number of `"` before it is odd, and NumPy finds records at a gigabyte a
-second, without a step for each character. So the parent, which has to know where records end, reads the whole file once
-and counts quotes; the workers split their ranges.
+Quoting follows RFC 4180, in TSV as well: a `"` may only stand at both ends of a field and, doubled, inside such a
+field. Then a byte is quoted exactly if the number of `"` before it is odd, and NumPy finds records at 1 GB/s, without a
+step for each character. To find the ends of records, the parent reads the whole file once and counts quotes; the
+workers split their ranges.
 
-`find_stray_quote` finds the first `"` that stands elsewhere: after it counting would be wrong, and nobody knows where
-the record ends. With `--on-bad-file skip` everything from its beginning to the end of the line with that quote is left
-out, and a record begins after it. That depends on the file alone.
+`find_stray_quote` finds the first `"` anywhere else: after it counting would be wrong, and the end of the record is
+unknown. With `--on-bad-file skip` everything from the record's beginning to the end of the line with that quote is left
+out, and a new record begins. That depends only on the file.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from fineweb_shards.storage.place import InputFile
 from fineweb_shards.texts import NO_TEXTS, Texts
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, Positions, TextChunk
 
-# As for JSON lines. A quote that is never closed must not gather gigabytes.
+# As for JSON lines: an unclosed quote must not accumulate gigabytes.
 MAX_RECORD_BYTES = 64 * 2**20
 BLOCK_BYTES = 2**20
-_SHORT_LITERAL_BYTES = 16  # of a template, for each record
+_SHORT_LITERAL_BYTES = 16  # of a template, per record
 _QUOTE, _LINE_END, _RETURN = b'"\n\r'
 _STRAY_HINT = 'Write such fields as RFC 4180 says ("a ""quoted"" word"), or leave out such records: --on-bad-file skip.'
-_UNREADABLE = object()  # stands for a field that is no value of the kind that it should be
+_UNREADABLE = object()  # a field of the wrong kind
 
 
 class CsvFormat(TextFormat):
@@ -58,8 +58,8 @@ class CsvFormat(TextFormat):
                 yield replace(batch, columns=columns)
 
     def _read_header(self, file: InputFile, head: bytes) -> tuple[tuple[str, ...], int]:
-        """Return the names of the columns, and where the records begin; no names if the file is empty. BadFileError if
-        they don't name the column with the text, and those of --where, once."""
+        """Return the names of the columns, and where the records begin; no names if the file is empty. BadFileError
+        unless they include the columns with the text, and those of --where, exactly once."""
         body = head.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
         start = len(head) - len(body)
         if not body and len(head) < SAMPLE_BYTES:
@@ -83,14 +83,14 @@ class CsvFormat(TextFormat):
             if (count := names.count(name)) == 1:
                 continue
             found = f"{count} columns are called {name!r}" if count else f"there is no column {name!r}"
-            if len(names) == 1:  # perhaps because they are separated by something else
+            if len(names) == 1:  # perhaps because of another delimiter
                 hint = f"Columns are separated by commas (--format csv) or tabs (--format tsv). {hint}"
             raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(names)[:200]}.", hint)
         return names, start + end
 
     def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Range]:
-        """Yield ranges of whole records, about `batch_bytes` each; what is no record is one by itself."""
-        record = offset = start  # `record`: the beginning of the one that is not over at `offset`
+        """Yield ranges of whole records, about `batch_bytes` each; a bad record gets a range of its own."""
+        record = offset = start  # `record`: the beginning of the unfinished one at `offset`
         quoted = False
         while data := view.read_at(offset, BLOCK_BYTES):
             block = Block.of(data, quoted)
@@ -121,9 +121,9 @@ class CsvFormat(TextFormat):
                     yield Range(record, offset, problem=self.leave_out(error))
                 start = record = offset
             else:
-                self.leave_out(_too_long(file, record))  # stop now, or find out where it ends
+                self.leave_out(_too_long(file, record))  # raise now, or look for its end
                 view.forget(offset - 1)
-        # The last record may have no line end. Where damage to a compressed file ends it is reported there.
+        # The last record may lack a line end. One that ends in damage to a compressed file is reported with that.
         problem = None
         if quoted:
             problem = _bad_record(file, record, 'has a " that is not closed')
@@ -137,8 +137,8 @@ class CsvFormat(TextFormat):
             yield Range(record, offset, problem=self.leave_out(problem))
 
     def _record_ends(self, block: Block, offset: int, limit: int) -> Iterator[int]:
-        """Yield, in order, the ends of the first and the last record that end in a block, before its place `limit`, and
-        of those between them that may end a batch. `offset` is the block's place in the file."""
+        """Yield, in order, the ends of the first and the last record that end in a block before `limit`, and between
+        them the possible ends of batches. `offset` is the block's position in the file."""
         last = block.last_end(limit)
         if last is None:
             return
@@ -153,7 +153,7 @@ class CsvFormat(TextFormat):
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         chunk = TextChunk(NO_TEXTS, Cursor(batch.file, batch.position), Cursor(batch.file, batch.end))
         data = self.read_range(file, batch)
-        # A template may make far more of short records than is in them.
+        # A template may make documents far longer than their records.
         literal_bytes = self.settings.template.literal_bytes if self.settings.template else 0
         block_bytes = BLOCK_BYTES // max(1, literal_bytes // _SHORT_LITERAL_BYTES)
         for offset, block in slices_of_records(data, block_bytes):
@@ -162,7 +162,7 @@ class CsvFormat(TextFormat):
                 chunk = TextChunk(NO_TEXTS, None, chunk.end)
             part, failure = self._read_records(file, batch.columns, block, batch.position + offset)
             chunk = append_chunk(chunk, part)
-            if failure is not None:  # only now, so that the documents before it are kept
+            if failure is not None:  # raised after the documents before it
                 yield replace(chunk, end=part.end)
                 raise failure
         yield chunk
@@ -206,8 +206,8 @@ class CsvFormat(TextFormat):
     def _read_values(
         self, columns: tuple[str, ...], records: Records, sound: NDArray[np.bool_]
     ) -> tuple[dict[int, tuple[Any, ...]], dict[int, str]]:
-        """Return the values that --where needs by the number of their record, and what is wrong with those of which it
-        can't be decided; these are no longer `sound`."""
+        """Return the values that --where needs, by record number, and a phrase about each record with a value of the
+        wrong kind, which is no longer `sound`."""
         if self.settings.where is None:
             return {}, {}
         numbers = np.flatnonzero(sound).tolist()
@@ -225,14 +225,12 @@ class CsvFormat(TextFormat):
 
 
 class TsvFormat(CsvFormat):
-    """The same with tabs."""
-
     delimiter = b"\t"
 
 
 def _parse_field(cell: bytes, kind: Kind) -> Any:
-    """Return a field as a value of the kind that --where compares it with: an empty one is a missing number, and an
-    empty text. `_UNREADABLE` if it is none of that kind."""
+    """Return a field as a value of the kind that --where compares it with: an empty field is a missing number, or an
+    empty text. `_UNREADABLE` if it has another kind."""
     text = decode_text(cell)[0]
     if kind == "text":
         return text
@@ -262,7 +260,7 @@ def _too_long(file: InputFile, record: int) -> BadFileError:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some bytes of a file, and where their quotes are."""
+    """Some bytes of a file, and the positions of their quotes."""
 
     data: bytes
     quotes: Positions
@@ -301,8 +299,8 @@ class Block:
         return None
 
     def find_stray_quote(self, before: bytes, after: bytes, delimiter: bytes) -> int | None:
-        """Return the place of the first quote that is neither at an end of a field nor doubled. `before` and `after`
-        are the bytes around the block: a line end at the beginning and the end of the file."""
+        """Return the position of the first quote that is neither at an end of a field nor doubled. `before` and `after`
+        are the bytes around the block; at the beginning and the end of the file, line ends."""
         framed = np.frombuffer(before + self.data + after, np.uint8)
         opening = (np.arange(len(self.quotes)) + self.starts_quoted) % 2 == 0
         sound = np.where(
@@ -313,8 +311,7 @@ class Block:
         return None if sound.all() else int(self.quotes[np.argmin(sound)])
 
     def find_field_ends(self, delimiter: bytes) -> Positions:
-        """Return the places of delimiters and line ends that are not quoted. A piece at a time, because a long text in
-        quotes may have many of them."""
+        """Return the positions of unquoted delimiters and line ends, piece by piece: quoted text may have many."""
         data = np.frombuffer(self.data, np.uint8)
         found = [np.empty(0, np.int64)]
         for offset in range(0, len(data), BLOCK_BYTES):
@@ -326,16 +323,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Whole records, and where their fields are. Empty lines are no records."""
+    """Whole records, and the positions of their fields. Empty lines don't count as records."""
 
     block: Block
     starts: Positions  # of each record
-    fields: Positions  # the number of fields of each
-    ends: Positions  # of all fields, one after the other
+    fields: Positions  # how many each record has
+    ends: Positions  # of all fields, in order
     first: Positions  # the number of each record's first field
 
     def take(self, records: NDArray[np.bool_], field: int) -> list[bytes]:
-        """Return one field of some of the records, which must have it, without quotes."""
+        """Return one field of the chosen records, without quotes; all of them must have it."""
         data, numbers = self.block.data, self.first[records] + field
         starts = self.starts[records] if field == 0 else self.ends[numbers - 1] + 1
         ends = _without_return(data, self.ends[numbers])
@@ -346,7 +343,7 @@ class Records:
 
 
 def split_records(block: Block, delimiter: bytes) -> Records:
-    """Find the records of a block that begins with one, and their fields."""
+    """Find the records of a block, which begins with one, and their fields."""
     data = block.data
     ends = block.find_field_ends(delimiter)
     if not data.endswith(b"\n"):
@@ -361,7 +358,7 @@ def split_records(block: Block, delimiter: bytes) -> Records:
 
 
 def _without_return(data: bytes, ends: Positions) -> Positions:
-    """Move the ends of fields that are in front of CRLF before the CR."""
+    """Move the ends of fields at a CRLF to before the CR."""
     if b"\r" not in data:
         return ends
     framed = np.frombuffer(b"\n" + data, np.uint8)
@@ -369,7 +366,7 @@ def _without_return(data: bytes, ends: Positions) -> Positions:
 
 
 def slices_of_records(data: bytes, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, Block]]:
-    """Cut records into blocks of about `block_bytes`, each with its offset, so that few places are held."""
+    """Cut records into blocks of about `block_bytes`, each with its offset, to limit the positions in memory."""
     offset = 0
     while offset < len(data):
         size, end = block_bytes, None

@@ -1,8 +1,8 @@
 """Stream datasets on the hub that are not parquet (JSON, CSV, text, …) front to back with `datasets`.
 
-The parent reads the rows and passes them to the workers as JSON lines; the position is the row's number. `datasets`'
-own state is not used: it has skipped and repeated rows (datasets#8145, #8308, #7538). After an interruption the stream
-is opened again and rows are skipped up to the next one.
+The parent reads the rows and passes them to the workers as JSON lines; the position is the row's number. After an
+interruption it opens the stream again and skips the rows it has read. The resumable state of `datasets` has skipped and
+repeated rows (datasets#8145, #8308, #7538), so it is not used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fineweb_shards.system.retry import TransientError
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import Batch
 
-_DAMAGE = (ValueError, TypeError, LookupError, pa.ArrowException, tarfile.TarError)  # what damaged content raises
+_DAMAGE = (ValueError, TypeError, LookupError, pa.ArrowException, tarfile.TarError)  # raised for damaged content
 
 
 class HubRowsFormat(JsonLinesFormat):
@@ -33,7 +33,7 @@ class HubRowsFormat(JsonLinesFormat):
 
     @cached_property
     def _columns(self) -> list[str]:
-        """The columns that are needed: the documents', and those of --where; perhaps fields of a struct."""
+        """The columns, or fields of structs, that the documents and --where need."""
         where = self.settings.where
         return list(dict.fromkeys((*self.settings.columns, *(where.columns if where else ()))))
 
@@ -51,11 +51,11 @@ class HubRowsFormat(JsonLinesFormat):
             try:
                 row = next(rows, None)
             except BadFileError as error:
-                failure = error  # raised later, so that the rows before it are kept for any batch size
+                failure = error  # raised after the rows before it, whatever the batch size
                 break
             if row is None:
                 break
-            # Only the columns that are needed; if there is no document, all its keys, for the error.
+            # Only the needed columns or, without a document, all keys, for the error.
             is_there = all(outer_name(row, name) in row for name in self.settings.columns)
             missing = {} if is_there else dict.fromkeys(row)
             outer = dict.fromkeys(outer_name(row, name) for name in self._columns)
@@ -87,7 +87,7 @@ class HubRowsFormat(JsonLinesFormat):
             except MemoryError:
                 raise  # also pyarrow's subclass of it, which is an ArrowException
             except Exception as error:
-                # `datasets`' exception is known by its name, without an import.
+                # The exception of `datasets`, recognized by name to avoid the import.
                 by_datasets = any(kind.__name__ == "DatasetBuildError" for kind in type(error).__mro__)
                 if not by_datasets and not isinstance(error, _DAMAGE):
                     raise

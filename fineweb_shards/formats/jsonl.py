@@ -1,8 +1,8 @@
-"""Read JSON lines: batches are byte ranges that end at line ends; every line is an object with a text in it, or with a
+"""Read JSON lines: batches are byte ranges that end at line ends; every line is an object that contains a text or a
 list of ids.
 
-A bad line, also one that is too long, is left out alone (`--on-bad-file skip`), or stops the run after everything
-before it has been read: neither depends on where batches end.
+A bad line, such as one that is too long, is left out (`--on-bad-file skip`), or stops the run once everything before it
+has been read. Neither depends on where batches end.
 """
 
 from __future__ import annotations
@@ -32,21 +32,17 @@ from fineweb_shards.storage.place import InputFile
 from fineweb_shards.texts import Ids, Texts, encode_utf8
 from fineweb_shards.types import Batch, Counts, Cursor, Origin, TextChunk
 
-# Longer lines would have to be parsed in pieces; such a document belongs in a text file.
+# Longer lines would need a parser that works in pieces; such documents belong in text files.
 MAX_LINE_BYTES = 64 * 2**20
 _WINDOW_BYTES = 64 * 1024
 _MOST_DIGITS = 400  # more than any double has
 _ROUNDED = 2.0**63  # orjson returns longer whole numbers as doubles
-_MISSING = object()  # what stands for a key that a line does not have
+_MISSING = object()  # the value of a missing key
 LONG_HINT = "Put documents of that length into text files (--separator none), or leave out such {}: --on-bad-file skip."
 
 
-def _parse_integer(digits: str) -> float:
-    """Parse a whole number; Python refuses very long ones, and nothing is compared with those."""
-    return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)
-
-
-_DECODER = json.JSONDecoder(parse_int=_parse_integer)  # one for all lines, because creating it is slow
+# One for all lines, because creating it is slow. Python refuses to parse very long whole numbers.
+_DECODER = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) <= _MOST_DIGITS else float(digits))
 
 
 class _Row(NamedTuple):
@@ -70,11 +66,11 @@ class JsonLinesFormat(TextFormat):
             yield from batches_of(file, view, self._ranges(file, view, position), "")
 
     def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Range]:
-        """Yield ranges of whole lines, about `batch_bytes` each; a line that is too long is one by itself."""
+        """Yield ranges of whole lines, about `batch_bytes` each; a line that is too long gets a range of its own."""
         while view.read_at(start, 1):
             target = next_target(start, self.settings.batch_bytes) - 1
             end = _find_line_end(view, target, start + MAX_LINE_BYTES)
-            if end is None:  # find out whether the line around `target` is too long, or only far from `start`
+            if end is None:  # is the line around `target` too long, or only far from `start`?
                 line = start + view.read_at(start, target - start).rfind(b"\n") + 1
                 end = _find_line_end(view, line, line + MAX_LINE_BYTES)
             if end is not None:
@@ -98,7 +94,7 @@ class JsonLinesFormat(TextFormat):
         failure: BadFileError | None = None
         offset, end = batch.position, batch.end
         start: Cursor | None = Cursor(batch.file, batch.position)
-        # A template may make far more of short lines than is in them: a chunk has at most twice the batch's bytes.
+        # A template may make documents far longer than their lines: a chunk has at most twice the batch's bytes.
         template = self.settings.template
         most_rows = len(data) // max(1, template.literal_bytes if template else 0) + 1
         for number, line in enumerate(lines):
@@ -126,11 +122,11 @@ class JsonLinesFormat(TextFormat):
             counts=chunk.counts + counts,
             problems=tuple(problems),
         )
-        if failure is not None:  # only now, so that the documents before it are kept
+        if failure is not None:  # raised after the documents before it
             raise failure
 
     def _make_chunk(self, rows: list[_Row]) -> TextChunk:
-        """Return those of the lines' documents that --where keeps as a chunk without cursors."""
+        """Return the documents that --where keeps as a chunk without cursors."""
         counts = Counts()
         if self.row_filter is not None:
             passes, counts = self.row_filter.select_values([row.values for row in rows])
@@ -154,13 +150,12 @@ class JsonLinesFormat(TextFormat):
         return offset
 
     def _parse_line(self, file: InputFile, line: bytes, offset: int) -> _Row:
-        """Return what is needed of a line; BadFileError if it has no document and --where keeps it, or if --where can't
-        use it."""
-        # orjson parses it in half the time. Python's parser decides about every line that orjson refuses (it knows
-        # neither NaN nor half a character), and about every line without a document.
+        """Parse a line; BadFileError if --where can't be applied to it, or keeps it although it has no document."""
+        # orjson takes half the time. Python's parser decides about every line that orjson refuses (it supports neither
+        # NaN nor lone surrogates), and about every line without a document.
         try:
             row = orjson.loads(line)
-            text, name = row.get(self._plain_column), row.get("id")  # what is most frequent first
+            text, name = row.get(self._plain_column), row.get("id")  # the most frequent case first
             document = encode_utf8(text) if isinstance(text, str) else self._to_document(row)
             values = self._values(file, row, offset)
             # orjson rounds whole numbers of more than 64 bits.
@@ -171,7 +166,7 @@ class JsonLinesFormat(TextFormat):
         return self._parse_slowly(file, line, offset)
 
     def _values(self, file: InputFile, row: dict[str, Any], offset: int) -> tuple[Any, ...]:
-        """Return the values that --where needs, None for those that are missing."""
+        """Return the values that --where needs; None for missing ones."""
         if self.row_filter is None:
             return ()
         problem = self.row_filter.find_wrong_value(row)
@@ -187,7 +182,7 @@ class JsonLinesFormat(TextFormat):
         try:
             row = _DECODER.decode(source)
         except ValueError as error:
-            raise BadFileError(f"{place} is no JSON: {error}.") from error
+            raise BadFileError(f"{place} is not JSON: {error}.") from error
         except RecursionError as error:
             raise BadFileError(f"{place} is nested too deeply.") from error
         if not isinstance(row, dict):
@@ -216,8 +211,8 @@ class JsonLinesFormat(TextFormat):
         return self.settings.text_column if is_plain else None
 
     def _to_document(self, row: dict[str, Any]) -> bytes | Ids | None:
-        """Return the document of a line, None if it is null; KeyError with a key that is not there, TypeError or
-        ValueError with a phrase about a value that can't be used."""
+        """Return the document of a line, None if it is null; KeyError with a missing key, TypeError or ValueError with
+        a phrase about an unusable value."""
         cells: list[Any] = []
         for name in self._document_columns:
             value = row[name] if name in row else find_value(row, name, _MISSING)
@@ -230,7 +225,7 @@ class JsonLinesFormat(TextFormat):
         return cells[0] if self.settings.template is None else self.settings.template.fill(cells)
 
     def _to_cell(self, value: Any) -> bytes | Ids:
-        """Return a value as UTF-8, or as ids; TypeError or ValueError, with a phrase, if it can't be."""
+        """Return a value as UTF-8, or as ids; TypeError or ValueError, with a phrase, if that is impossible."""
         if self.settings.tokens_column is not None:
             return parse_ids(value, self.settings.vocabulary)
         if isinstance(value, str):
@@ -240,7 +235,7 @@ class JsonLinesFormat(TextFormat):
 
 
 def _find_line_end(view: ByteView, offset: int, limit: int) -> int | None:
-    """Return the offset after the first line end from `offset` on; None if there is none up to `limit`."""
+    """Return the offset after the first line end from `offset` to `limit`, or the file's end; None without one."""
     while offset <= limit:
         window = view.read_at(offset, _WINDOW_BYTES)
         if (found := window.find(b"\n")) >= 0:
@@ -252,7 +247,7 @@ def _find_line_end(view: ByteView, offset: int, limit: int) -> int | None:
 
 
 def skip_line(view: ByteView, offset: int) -> int:
-    """Return the offset after a line of any length, without keeping it in memory."""
+    """Return the offset after a line of any length, in constant memory."""
     while window := view.read_at(offset, _WINDOW_BYTES):
         if (found := window.find(b"\n")) >= 0:
             return offset + found + 1
@@ -269,5 +264,5 @@ def _too_long(file: InputFile, offset: int) -> BadFileError:
 
 
 def is_array(head: bytes) -> bool:
-    """Tell whether a file is one JSON array, on one line or over many, by its beginning."""
+    """Return whether a file is one JSON array, by its beginning."""
     return head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")

@@ -1,9 +1,9 @@
-"""Read parquet files: batches are sequences of row groups; of the columns only those are read that hold the documents,
-FineWeb's token counts, and what --where needs.
+"""Read parquet files: batches are sequences of row groups; only the columns with the documents and FineWeb's token
+counts, and those that --where needs, are read.
 
 With `ParquetFile`, never with a dataset scan: those abort or hang at exit when left half read (arrow#45214). A worker
-keeps its current file open and the footer parsed, because parsing the footer of a FineWeb-Edu file (2 GB, 700 row
-groups) takes longer than reading one row group. Over the network a footer takes three requests in a row, so files are
+keeps its current file open with its parsed footer, because parsing the footer of a FineWeb-Edu file (2 GB, 700 row
+groups) takes longer than reading a row group. Over the network a footer takes three sequential requests, so files are
 opened in the background, the next one ahead of time.
 """
 
@@ -42,44 +42,44 @@ from fineweb_shards.system.background import in_background
 from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
-# Rows are decoded a slice at a time and encoded a chunk at a time: both fit a worker's share of memory, however large
-# the row groups are.
+# Rows are decoded slice by slice and encoded chunk by chunk: both fit a worker's share of memory, whatever the size of
+# the row groups.
 _SLICE_ROWS = 128
-_SLICE_TOKEN_ROWS = 2048  # they are checked and copied all at once, so that few at a time would be slow
+_SLICE_TOKEN_ROWS = 2048  # checked and copied together, so small slices would be slow
 _SLICE_BYTES = 512 * 1024
-_CHUNK_BYTES = 12 * 2**20  # of two row groups as FineWeb has them one block is made
-# How many times `batch_bytes` a batch has: each costs the parent a millisecond, and from the hub a request.
+_CHUNK_BYTES = 12 * 2**20  # two of FineWeb's row groups make one block
+# The size of a batch, in `batch_bytes`: each costs the parent a millisecond, and from the hub a request.
 _BATCHES_AT_ONCE = 2
 _FILLED = "{}"  # the name of the column that a template makes
-# Of the largest page: a template makes one more copy, of six. Measured: 822 MB in all for 100 MB, 711 MB without.
+# Of the largest page: a template makes a sixth copy. Measured for 100 MB: 822 MB in all, 711 MB without a template.
 _TEMPLATE_SHARE = 5 / 6
 _SMALL_SHARE = 0.05  # of the text's size
-# No document has this many tokens: a `token_count` with larger numbers counts something else.
+# A `token_count` with larger numbers counts something else.
 _LARGEST_TOKEN_COUNT = 2**40
 
 
 @dataclass(frozen=True, slots=True)
 class StatedExtent:
-    """What a file says about its documents: their number, and their tokens without EOT."""
+    """The number of a file's documents and of their tokens without EOTs, according to the file."""
 
     documents: int
     tokens: int
 
 
 class ParquetFormat(Format):
-    """Documents that are the rows of a column of texts, or of lists of ids."""
+    """Documents in the rows of a column of texts, or of lists of ids."""
 
     def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
         super().__init__(settings, place)
-        # By default pyarrow has mimalloc, which keeps 47 MB more in every worker, for as much speed; malloc has ten
-        # times the page faults.
+        # pyarrow's default, mimalloc, takes 47 MB more in every worker and is no faster; malloc has ten times the page
+        # faults.
         if "jemalloc" in pa.supported_memory_backends():
             pa.set_memory_pool(pa.jemalloc_memory_pool())
-        self._opened: dict[str, Future[ParquetSource]] = {}  # by path, those that are needed last at the end
+        self._opened: dict[str, Future[ParquetSource]] = {}  # by path, in the order of opening
         self._fetches: dict[tuple[str, int], Future[None]] = {}  # by path and position: batches to be read
-        self._reading: str | None = None  # the path of the batch that is being read
+        self._reading: str | None = None  # the path of the current batch
         self._expected: set[str] = set()  # paths of files that will be listed next
-        self._lock = threading.RLock()  # one thread receives orders, another one reads
+        self._lock = threading.RLock()  # one thread receives orders, another reads
         self._rows: _RowReader | None = None
         self._group_counts: dict[int, int] = {}
         self.row_filter = RowFilter(settings.where) if settings.where else None
@@ -95,7 +95,7 @@ class ParquetFormat(Format):
         return self._cut(file, position, min(self.settings.batch_bytes, limit_bytes))
 
     def _cut(self, file: InputFile, position: int, wanted: int) -> Iterator[Batch]:
-        """Yield batches of at least `wanted` bytes of text each, from a row group on."""
+        """Yield batches of at least `wanted` bytes of text each, starting at a row group."""
         footer = self.footer(file)
         groups = self._group_counts[file.index] = len(footer.group_rows)
         first, size = position, 0
@@ -104,9 +104,9 @@ class ParquetFormat(Format):
             if group_size >= 2 * wanted:
                 if size:
                     yield Batch(file.index, first, group, size)
-                if self.place.is_remote:  # if it were divided, every worker would fetch all of it
+                if self.place.is_remote:  # divided, it would be fetched whole by every worker
                     yield Batch(file.index, group, group + 1, group_size)
-                else:  # some rows in each batch: pandas writes a million rows into one row group
+                else:  # divided, because pandas writes a million rows into one row group
                     rows = footer.group_rows[group]
                     parts = max(1, min(rows, group_size // self.settings.batch_bytes))
                     for span in pairwise(rows * i // parts for i in range(parts + 1)):
@@ -135,11 +135,11 @@ class ParquetFormat(Format):
                 self._begin_opening(file)
 
     def footer(self, file: InputFile) -> Footer:
-        """Return the checked footer of a file, which stays open until another one is opened."""
+        """Return the checked footer of a file. The file stays open until another one is opened."""
         return self._begin_opening(file).result().footer
 
     def _begin_opening(self, file: InputFile, address: str | None = None) -> Future[ParquetSource]:
-        """Open a file, over the network in the background, and close those that nobody needs."""
+        """Open a file, over the network in the background, and close those no longer needed."""
         with self._lock:
             if file.path not in self._opened:
                 needed = {self._reading, *self._expected, *(path for path, _ in self._fetches)}
@@ -186,14 +186,14 @@ class ParquetFormat(Format):
 
     def _begin_fetching(self, opening: Future[ParquetSource], batch: Batch) -> None:
         if isinstance(opening.exception(), ShardError):
-            return  # reading the batch will raise it again, and then it is reported
+            return  # raised again, and reported, when the batch is read
         opened = opening.result()
         for start, stop in opened.ranges(batch.position, batch.end):
             if stop - start <= LARGEST_FETCH_BYTES:
                 opened.content.prefetch(start, stop)
 
     def fetch_again(self, file: InputFile, batch: Batch) -> None:
-        """Open the file again as well: its footer, which says where a row group is, may be what is wrong."""
+        """Open the file again as well: the damage may be in its footer."""
         with self._lock:
             self._rows = None
             if file.path in self._opened:
@@ -203,13 +203,13 @@ class ParquetFormat(Format):
     # Reading
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
-        """Read the documents of a batch. Only the first chunk has a start cursor and only the last an end cursor, and
-        those only at the boundary of a row group."""
+        """Read the documents of a batch. Only the first chunk has a start cursor, and only the last an end cursor; both
+        only at the boundary of a row group."""
         with self._lock:
             self._reading = file.path
             fetch = self._fetches.pop((file.path, batch.position), None)
         if fetch is not None:
-            fetch.exception()  # waits; what went wrong is raised by reading
+            fetch.exception()  # waits; reading raises the error again
         opened = self._begin_opening(file, batch.address).result()
         if self.place.is_remote:
             opened.content.forget_before(opened.ranges(batch.position, batch.end)[0][0])
@@ -235,9 +235,9 @@ class ParquetFormat(Format):
         yield replace(chunk, end=Cursor(batch.file, batch.end) if ends else None)
 
     def _read_group(self, opened: ParquetSource, group: int, rows: tuple[int, int] | None) -> Iterator[TextChunk]:
-        """Yield the documents of a row group, or of some of its rows, a slice at a time. A row group can only be read
-        from its start. So the reader is kept for the next batch of the same one: every worker reads a large row group
-        only once, whichever rows it gets."""
+        """Yield the documents of a row group, or of some of its rows, slice by slice. A row group can only be read from
+        its start, so the reader is kept for the next batch: every worker reads a large row group at most once,
+        whichever rows it gets."""
         footer, file, vocabulary = opened.footer, opened.file, self.settings.vocabulary
         first, end = rows or (0, footer.group_rows[group])
         place = f"{file.path}: row group {group}"
@@ -251,7 +251,7 @@ class ParquetFormat(Format):
                     most_bytes = int(most_bytes * _TEMPLATE_SHARE)
                 slice_rows = opened.check_pages(group, slice_rows, most_bytes)
             except BadFileError:
-                if first == 0:  # of several batches of a row group, the first one reports it
+                if first == 0:  # only the first batch of a row group reports it
                     raise
                 return
             columns, template = list(opened.paths), self.settings.template
@@ -268,7 +268,7 @@ class ParquetFormat(Format):
                     yield from split_token_rows(row_slice, first_row, vocabulary, leave_out, selection)
         except BadFileError:
             self._rows = None
-            if reader.next_row >= first:  # if it broke before, the batch with those rows reports it
+            if reader.next_row >= first:  # an earlier error is reported by the batch with those rows
                 raise
 
     def _leave_out_row(self, file: InputFile, sentence: str) -> str:
@@ -278,8 +278,8 @@ class ParquetFormat(Format):
     def stated_extent(
         self, file: InputFile, least_tokens: int = 0, most_tokens: int | None = None
     ) -> StatedExtent | None:
-        """Add up the file's `token_count` over the documents that --where and these limits keep; None if it has no
-        usable one, or if the columns that --where needs are large."""
+        """Sum the file's `token_count` over the documents that --where and these limits keep; None without a usable
+        `token_count`, or if the columns that --where needs are large."""
         opened = self._begin_opening(file).result()
         if "token_count" not in opened.footer.count_columns:
             return None
@@ -301,19 +301,19 @@ class ParquetFormat(Format):
                         return None
                     if self.row_filter is not None:
                         met = self.row_filter.evaluate(pa.RecordBatch.from_arrays(found, columns))
-                        counts = counts.filter(met)  # null: left out, too
+                        counts = counts.filter(met)  # also leaves out null
                     counts = counts.filter(pc.greater_equal(counts, least_tokens)) if least_tokens else counts
                     if most_tokens is not None:
                         counts = counts.filter(pc.less_equal(counts, most_tokens))
                     documents += len(counts)
                     total += int(pc.sum(counts).as_py() or 0)
         except BadFileError:
-            return None  # the text may be sound all the same
+            return None  # the text may still be sound
         return StatedExtent(documents, total)
 
 
 def _are_small(opened: ParquetSource, columns: Sequence[str]) -> bool:
-    """Tell whether columns are small beside the text, by the sizes in the footer."""
+    """Return whether columns are small compared with the text, by the sizes in the footer."""
     metadata = opened.parsed.metadata
     size_bytes = 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
@@ -324,8 +324,8 @@ def _are_small(opened: ParquetSource, columns: Sequence[str]) -> bool:
 
 @dataclass
 class _RowReader:
-    """Reads one row group from front to back. Where a damaged one ends must depend on nothing but the file. So whole
-    slices are decoded, whatever rows are asked for."""
+    """Reads one row group front to back. Always decodes whole slices, so that the end of a damaged one depends only on
+    the file, not on the requested rows."""
 
     place: str
     _file: Any  # pyarrow's ParquetFile
@@ -334,11 +334,11 @@ class _RowReader:
     _slice_rows: int
     _template: Template | None  # makes the documents of the first columns
     next_row: int = 0
-    _rest: Any = None  # rows of the last slice that were not asked for yet
+    _rest: Any = None  # rows of the last slice that were not requested yet
     _slices: Iterator[Any] | None = None
 
     def read(self, first: int, end: int) -> Iterator[tuple[int, Any]]:
-        """Yield the rows from `first` to `end` a slice at a time, each with the number of its first row."""
+        """Yield the rows from `first` to `end` in slices, each with the number of its first row."""
         while self.next_row < end:
             rows = self._next_slice() if self._rest is None else self._rest
             begin, used = max(0, first - self.next_row), min(len(rows), end - self.next_row)
@@ -367,7 +367,7 @@ class _RowReader:
 
 
 def _slice_rows(rows: int, size_bytes: int, most_rows: int = _SLICE_ROWS) -> int:
-    """Return how many rows to decode at a time, so that a slice stays small by the sizes in the footer. It must not
-    depend on a setting that may change, because where a damaged row group ends depends on it."""
+    """Return how many rows to decode at a time, so that a slice is small according to the footer. Must not depend on a
+    setting that may change: the end of a damaged row group depends on it."""
     average = size_bytes // max(1, rows) + 1
     return min(max(_SLICE_BYTES // average, 1), most_rows)

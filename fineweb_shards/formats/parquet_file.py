@@ -1,9 +1,9 @@
-"""Open a parquet file: read its footer, where the text is and how much of it, and check it before it is used.
+"""Open a parquet file: read its footer and the headers of its pages, and check them before use.
 
-The parent reads footers too, so a damaged one must never crash it, but become an error with the file's name: pyarrow
-checks the syntax, this module the values. It also reads the headers of pages, which say how much each of them unpacks
-to: a page is decoded whole, so a cell of a gigabyte, which may take a few kilobytes in the file, takes several
-gigabytes of memory. pyarrow has no limit for that, and does not show the headers.
+The parent reads footers too, so a damaged one must become an error with the file's name, never a crash: pyarrow checks
+the syntax, this module the values. The headers of pages state their unpacked sizes. Pages are decoded whole, so a cell
+of a gigabyte, perhaps a few kilobytes in the file, takes several gigabytes of memory. pyarrow neither limits that nor
+exposes the headers.
 """
 
 from __future__ import annotations
@@ -25,35 +25,34 @@ from fineweb_shards.formats.rows import TOKEN_COUNT_COLUMNS, TOKEN_COUNT_VOCABUL
 from fineweb_shards.storage.place import ByteSource, InputFile
 from fineweb_shards.units import show_bytes
 
-# What pyarrow raises for damaged bytes; ValueError for a column name that is no UTF-8.
+# Raised by pyarrow for damaged bytes; ValueError for a column name that is not UTF-8.
 _PYARROW_ERRORS = (OSError, pa.ArrowException, ValueError, OverflowError)
 # Stream column chunks instead of loading them whole: a row group may hold gigabytes.
 _BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 2**20, 8 * 2**20
-# Neighbouring row groups are fetched with one request, including the columns that are not needed, if that is at most
-# this many times the text.
+# Neighbouring row groups are fetched with one request, unneeded columns included, if that is at most this many times
+# the text.
 _MOST_OVERHEAD = 1.08
 LARGEST_FETCH_BYTES = 64 * 2**20
-# What the rows of a slice may take if all of them repeat the longest value of the row group's dictionary.
+# The largest size of a slice whose rows all repeat the longest value of the row group's dictionary.
 _REPEATED_BYTES = 256 * 2**20
 _FINEWEB_COLUMNS = {"text", "id", "dump", "url", "file_path", "token_count"}
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The values of a footer that are used, checked."""
+    """The checked values of a footer."""
 
-    needed_columns: tuple[str, ...]  # without which no document can be read: theirs, and what --where needs
-    count_columns: tuple[str, ...]  # to read as well: token_count and id, in FineWeb's files
+    needed_columns: tuple[str, ...]  # those of the documents, and of --where
+    count_columns: tuple[str, ...]  # token_count and id, in FineWeb's files
     group_rows: tuple[int, ...]  # the number of rows of each row group
     group_bytes: tuple[int, ...]  # the size of each row group's documents: of their text, or of their ids in memory
     first_rows: tuple[int, ...]  # the number, in the file, of each row group's first row
-    # Of the documents' values in the file: their columns or, of lists, `column.list.element`.
-    paths: tuple[str, ...]
+    paths: tuple[str, ...]  # of the documents' values in the file: their columns or, for lists, `column.list.element`
 
 
 def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
-    """Return the footer of a ParquetFile; BadFileError if its values contradict each other, or if what the settings
-    name is not one column of texts, or of ids."""
+    """Return the footer of a ParquetFile; BadFileError if its values contradict each other, or if a column in the
+    settings is missing, ambiguous, or of the wrong type."""
     is_list, template = settings.tokens_column is not None, settings.template
     with translated_pyarrow_errors(f"{file.path}: the footer is damaged"):
         schema, metadata = opened.schema_arrow, opened.metadata
@@ -64,7 +63,7 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
             if not (holds_ids(kind) if is_list else is_text(kind)):
                 what = "lists of whole numbers" if is_list else "text"
                 raise BadFileError(f"{file.path}: column {name!r} holds {kind}, not {what}.", settings.column_hint())
-            # Found by counting, not by its path, which is that of a column `a.b` and of the field `b` of `a`.
+            # Found by counting, because a column `a.b` and the field `b` of `a` have the same path.
             if index >= len(stored) or not f"{stored[index].path}.".startswith(f"{name}."):
                 raise pa.ArrowInvalid(f"it has no data for the column {name!r}")
             indices.append(index)
@@ -72,7 +71,7 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
         rows = tuple(int(group.num_rows) for group in groups)
         chunks = [[group.column(index) for index in indices] for group in groups]
         values = [[int(chunk.total_uncompressed_size) for chunk in some] for some in chunks]
-        if is_list:  # however small they are in the file
+        if is_list:  # their size in memory, however small they are in the file
             values = [[int(chunk.num_values) * settings.vocabulary.dtype.itemsize for chunk in some] for some in chunks]
         literal_bytes = template.literal_bytes if template else 0
         sizes = tuple(sum(some) + count * literal_bytes for some, count in zip(values, rows, strict=True))
@@ -100,13 +99,13 @@ def translated_pyarrow_errors(what: str) -> Iterator[None]:
     try:
         yield
     except MemoryError:
-        raise  # also pyarrow's subclass of it: the file is not damaged, and no row may be left out
+        raise  # also pyarrow's subclass of it: the file is not damaged, so nothing may be left out
     except _PYARROW_ERRORS as error:
         raise BadFileError(f"{what}: {first_line(error)}.") from error
 
 
 def _count_stored(kind: Any) -> int:
-    """Return how many columns of a file a column of the schema has: one for each field inside it."""
+    """Return how many columns the file stores for a column of the schema: one for each innermost field."""
     if isinstance(kind, pa.BaseExtensionType):
         return _count_stored(kind.storage_type)
     if not pa.types.is_nested(kind):
@@ -117,9 +116,9 @@ def _count_stored(kind: Any) -> int:
 def _find_column(
     file: InputFile, fields: Sequence[pa.Field], wanted: str, hint: str, struct: str = ""
 ) -> tuple[Any, int]:
-    """Return the type of the one column, or field of a struct, of this name, as fields.py finds it, and how many
-    columns the file stores before it; BadFileError if there is none, or more than one. `fields` are those inside
-    `struct`, a path that ends with a dot."""
+    """Return the type of the only column, or field of a struct, of this name (see columns.py), and how many columns the
+    file stores before it; BadFileError if there is none, or more than one. `fields` are those inside `struct`, a path
+    that ends with a dot."""
     names, name = [field.name for field in fields], wanted.removeprefix(struct)
     outer, _, inner = name.partition(".")
     found = name if name in names or not inner else outer
@@ -139,7 +138,7 @@ def _find_column(
 
 
 def _find_count_columns(schema: pa.Schema, text_column: str) -> tuple[str, ...]:
-    """Return FineWeb's columns about the tokens of `text`, if the file has them and they can be used."""
+    """Return FineWeb's columns about the tokens of `text`, if the file has usable ones."""
     names = schema.names
     unique = all(names.count(name) == 1 for name in TOKEN_COUNT_COLUMNS)
     if text_column != "text" or not unique or not set(names) >= _FINEWEB_COLUMNS:
@@ -151,27 +150,26 @@ def _find_count_columns(schema: pa.Schema, text_column: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ParquetSource:
-    """An open file whose footer is parsed."""
+    """An open file with its parsed footer."""
 
     file: InputFile
     content: ByteSource
     parsed: Any  # pyarrow's ParquetFile
     footer: Footer
-    # The other columns are small beside the text: over the network, neighbouring row groups are fetched as one range.
-    # Otherwise FineWeb's token counts would need extra requests, and are not read.
+    # The other columns are small compared with the text, so that neighbouring row groups are fetched as one range.
+    # Otherwise FineWeb's token counts are not read, because they would take extra requests.
     is_nearly_all_text: bool
 
     @property
     def paths(self) -> dict[str, str]:
-        """The columns to read: the documents' first, then what --where needs, and FineWeb's token_count and id, each
-        with the path of its values in the file."""
+        """The columns to read, each with the path of its values in the file: first those of the documents, then those
+        of --where, and FineWeb's token_count and id."""
         needed, others = self.footer.needed_columns, self.footer.count_columns
         names = (*needed, *others) if self.is_nearly_all_text else needed
         return dict(zip(names, names, strict=True)) | dict(zip(needed, self.footer.paths, strict=False))
 
     def ranges(self, first_group: int, end_group: int) -> list[tuple[int, int]]:
-        """Return the ranges to fetch for row groups, in their order: all of them as one, or of each only the columns
-        that are read."""
+        """Return the ranges to fetch for row groups, in order: one for all of them, or one for each column to read."""
         metadata, paths = self.parsed.metadata, self.paths.values()
         groups = [_extents(metadata.row_group(i)) for i in range(first_group, end_group)]
         if self.is_nearly_all_text:
@@ -179,10 +177,10 @@ class ParquetSource:
         return sorted(group[path] for group in groups for path in paths)
 
     def check_pages(self, group: int, slice_rows: int, largest_page_bytes: int) -> int:
-        """Return how many rows to decode at a time: `slice_rows`, or fewer if long values are repeated, of which the
-        file has only one. BadFileError if there is no memory for a page of the row group."""
+        """Return how many rows to decode at a time: `slice_rows`, or fewer if rows repeat a long value of a dictionary.
+        BadFileError if there is no memory for a page of the row group."""
         names, documents = {path: name for name, path in self.paths.items()}, self.footer.paths
-        joined_bytes = 0  # what the columns of a template take together
+        joined_bytes = 0  # of all columns of a template
         with translated_pyarrow_errors(f"{self.file.path}: row group {group} can't be read"):
             metadata = self.parsed.metadata.row_group(group)
             chunks = [metadata.column(i) for i in range(metadata.num_columns)]
@@ -191,8 +189,8 @@ class ParquetSource:
                 continue
             begin = chunk.dictionary_page_offset or chunk.data_page_offset
             end = begin + chunk.total_compressed_size
-            # What may be too large is fetched first, if it is small in the file: it would be fetched next anyway. Of
-            # the others only the footer says how large they are.
+            # A chunk that may unpack to too much but is small in the file is fetched now, because it would be fetched
+            # next anyway. For the others, only the footer's sizes are known.
             may_be_large = chunk.total_uncompressed_size > largest_page_bytes // len(documents)
             if may_be_large and end - begin <= LARGEST_FETCH_BYTES:
                 self.content.prefetch(begin, end)
@@ -209,8 +207,8 @@ class ParquetSource:
                 raise BadFileError(
                     f"{self.file.path}: row group {group}: {pages_of} to {show_bytes(largest_bytes)}, and the "
                     f"memory budget has room for {show_bytes(largest_page_bytes)}.",
-                    "Give more with --max-memory, write documents of this length to text files, or leave out "
-                    "the row group with --on-bad-file skip; the same command resumes.",
+                    "Raise --max-memory, write documents of this length to text files, or leave out the row group with "
+                    "--on-bad-file skip; then rerun the command to resume.",
                 )
             if pages and pages[0].kind == DICTIONARY_PAGE and pages[0].unpacked_bytes:
                 repeated = metadata.num_rows - pages[0].values
@@ -227,7 +225,7 @@ class ParquetSource:
 def open_parquet(file: InputFile, content: ByteSource, settings: ReadSettings, *, is_remote: bool) -> ParquetSource:
     """Parse and check a file's footer."""
     if file.size_bytes == 0:
-        raise BadFileError(f"{file.path}: the file is empty, so it is no parquet file.")
+        raise BadFileError(f"{file.path}: the file is empty, so it is not a parquet file.")
     parsed = _parse(file, content, _REMOTE_BUFFER_BYTES if is_remote else _BUFFER_BYTES)
     footer = read_footer(file, parsed, settings)
     if not is_remote:
@@ -237,7 +235,7 @@ def open_parquet(file: InputFile, content: ByteSource, settings: ReadSettings, *
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
     unpacked = (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in paths)
     if max(unpacked, default=0) <= LARGEST_FETCH_BYTES:
-        # What is fetched ahead is decoded where it is. Larger row groups are read a piece at a time.
+        # Prefetched bytes are decoded in place. Larger row groups are read piece by piece.
         parsed = _parse(file, content, 0, metadata)
     extents = [_extents(group) for group in groups]
     everything = sum(stop - start for group in extents for start, stop in group.values())
@@ -263,10 +261,10 @@ def _extents(group: Any) -> dict[str, tuple[int, int]]:
 # Pages
 
 DICTIONARY_PAGE = 2
-_HEADER_BYTES = 2**16  # more than any header, unless a writer puts whole texts into its statistics
+_HEADER_BYTES = 2**16  # more than any header, unless its statistics contain whole texts
 _FIRST_BYTES = 256
 _KINDS_OF_HEADERS = (5, 7, 8)  # fields that hold a struct whose first field is the number of values
-# Types of Thrift's compact protocol, all that page headers have.
+# The types of Thrift's compact protocol that page headers use.
 _TRUTH, _INTEGERS, _BINARY, _STRUCT = (1, 2), (4, 5, 6), 8, 12
 
 
@@ -280,8 +278,8 @@ class Page(NamedTuple):
 
 
 def read_pages(read_at: Callable[[int, int], bytes], offset: int, end: int) -> Iterator[Page]:
-    """Yield the pages of a column chunk, whose bytes are from `offset` to `end`, up to a damaged header: what is
-    damaged is found when it is read. `read_at` takes an offset and a size."""
+    """Yield the pages of a column chunk, the bytes from `offset` to `end`, up to a damaged header, which reading the
+    data will report. `read_at` takes an offset and a size."""
     while offset < end:
         for size in (_FIRST_BYTES, _HEADER_BYTES):
             header = io.BytesIO(read_at(offset, min(size, end - offset)))
@@ -301,8 +299,7 @@ def read_pages(read_at: Callable[[int, int], bytes], offset: int, end: int) -> I
 
 
 def _read_struct(data: io.BytesIO) -> dict[int, int]:
-    """Return the whole numbers in a struct of Thrift's compact protocol, by the numbers of their fields; of a struct in
-    it, its first field."""
+    """Return the whole numbers in a struct of Thrift's compact protocol, by field; for a nested struct, its first."""
     number = 0
     fields: dict[int, int] = {}
     while first := data.read(1)[0]:

@@ -1,15 +1,15 @@
-"""Keep a random share of the documents (`--sample`), where they are read, so that nothing after that knows of it.
+"""Keep a random share of the documents (`--sample`) as they are read, so that later stages are unaffected.
 
-A document is kept if a hash of its beginning is below the share: BLAKE2b with the seed as its key, of the first 64 KiB
-of its text in UTF-8, or of its ids in the vocabulary's width. Its number in the stream would do as well, but no worker
-knows it. By its content the choice is the same with any workers, batches, order of files, part and epoch; a smaller
-share is a part of a larger one; and copies of a document are kept or left out together, so that none of a sample is in
-the rest.
+A document is kept if a hash of its beginning is below the share: BLAKE2b with the seed as its key, over the first
+64 KiB of its text in UTF-8, or of its ids in the vocabulary's width. Its number in the stream would do as well, but
+workers don't know it. A choice by content is the same with any workers, batches, order of files, part and epoch. A
+smaller share is a subset of a larger one. Copies of a document are kept or left out together, so that a sample and its
+complement are disjoint.
 
-A long document is decided once, by its beginning. Of one that is read in pieces, of a parquet row, the beginning may be
-in several. Of a text file a worker may only have the middle, so the parent reads the beginning of those that are cut
-and tells the workers (`Batch.is_kept`). A resume begins where such a document does, never inside it: else the parent
-would have to find its beginning again, which a stream does not have any more.
+The beginning of a long document decides for all of it. The pieces of a parquet row are read in order, and the beginning
+may span several. Of a text file a worker may see only the middle, so the parent reads the beginning of each document
+that it cuts, and passes on the decision (`Batch.is_kept`). A resume starts at the beginning of such a document, never
+inside it: otherwise the parent would need its beginning again, which a stream can't provide.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BEGINNING_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RandomSample:
-    """Which documents a sample keeps: each with the probability `share`."""
+    """Keeps each document with the probability `share`."""
 
     share: float
     seed: int
@@ -42,8 +42,8 @@ class RandomSample:
         return int.from_bytes(digest, "big") < self.share * 2**64
 
     def choose(self, chunks: Iterator[TextChunk], decided: bool | None) -> Iterator[TextChunk]:
-        """Yield the chunks of a batch with the documents to keep. `decided` is what was decided about the last
-        document, which the batch has only a part of; None: it has all of each document."""
+        """Yield the chunks of a batch with the documents to keep. `decided` is the decision about the last document, if
+        the batch has only a part of it."""
         read: list[TextChunk] = []  # ahead
         is_kept = False  # the last document so far
         while chunk := read.pop(0) if read else next(chunks, None):
@@ -59,7 +59,7 @@ class RandomSample:
             yield _take(chunk, kept)
 
     def _read_on(self, beginning: bytes | memoryview, read: list[TextChunk], chunks: Iterator[TextChunk]) -> bytes:
-        """Return the beginning of a document that continues in the next chunks, which are `read` as far as needed."""
+        """Return the beginning of a document that continues in the next chunks, which are added to `read` as needed."""
         found, number = bytes(beginning), 0
         while len(found) < BEGINNING_BYTES:
             if number == len(read):
@@ -72,17 +72,17 @@ class RandomSample:
 
 
 def iter_beginnings(documents: Texts | TokenLists) -> Iterator[bytes | memoryview]:
-    """Yield of each document what it is hashed by, or more."""
+    """Yield at least the hashed bytes of each document."""
     if isinstance(documents, Texts):
         return (view[:BEGINNING_BYTES] for view in documents.iter_views())
     return (ids[:BEGINNING_BYTES].tobytes() for ids in documents)
 
 
 def _take(chunk: TextChunk, kept: NDArray[np.bool_]) -> TextChunk:
-    """Return the chunk with some of its documents. Where it is cut inside a document there is no place to resume."""
+    """Return the chunk with some of its documents, and without cursors inside a document."""
     documents = chunk.documents.take(kept)
     is_first, is_last = bool(kept[:1].all()), bool(kept[-1:].all())
-    begun = len(kept) - int(chunk.starts_mid_document)  # documents, counted where they begin
+    begun = len(kept) - int(chunk.starts_mid_document)  # documents count where they begin
     left_out = begun - int(kept[chunk.starts_mid_document :].sum())
     text_bytes = documents.size_bytes if isinstance(documents, Texts) else 0
     return replace(

@@ -1,8 +1,7 @@
-"""Divide a text file into ranges of bytes that end where documents end, or at a cut in a long document.
+"""Divide a text file into byte ranges that end at document ends, or at a cut in a long document.
 
-Text is read by offset, through one interface (`ByteView`), from a file that can be read anywhere or from a stream. The
-batches of the first are references. A stream can only be read front to back, so one process reads it, and its batches
-carry their bytes.
+`ByteView` reads text by offset, from a file with random access or from a stream. Batches of a file are references. A
+stream can only be read front to back, so one process reads it, and its batches carry their bytes.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, LONGEST_UNCUT_BYTES, f
 from fineweb_shards.types import Positions
 from fineweb_shards.vocabulary import CutRule
 
-# How far to look for the end of a document that can't be cut. The encoder decides what is too long for it, by the
-# length of the text. So this is more: the file may have twice as many bytes (CRLF is read as LF).
+# How far to look for the end of a document that can't be cut. The encoder decides by the length of the text what is too
+# long. This is more, because the file may have twice as many bytes (CRLF is read as LF).
 FARTHEST_BYTES = 4 * LONGEST_UNCUT_BYTES
 _WINDOW_BYTES = 64 * 1024
 _FAR_WINDOW_BYTES = 2**20
 _MOST_WINDOWS_AHEAD = 8
 _LARGEST_HEAD_BYTES = 2**20
 _LARGEST_WINDOW_BYTES = 128 * 1024
-_NEAR_BYTES = 256  # a window begins at most so far before the multiple of the batch size that it is about
+_NEAR_BYTES = 256  # a window begins at most this far before its multiple of the batch size
 
 
 class ByteView(ABC):
@@ -49,7 +48,7 @@ class ByteView(ABC):
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """The length; of a stream, only final once `read_at` has returned fewer bytes than asked for."""
+        """The length; for a stream, final only once `read_at` has returned fewer bytes than requested."""
 
     @abstractmethod
     def read_at(self, offset: int, size: int) -> bytes:
@@ -58,18 +57,18 @@ class ByteView(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def forget(self, offset: int) -> None:  # nothing to do where bytes can be read again
-        """Drop the bytes before `offset`: they will not be read again."""
+    def forget(self, offset: int) -> None:  # a no-op where bytes can be read again
+        """Drop the bytes before `offset`, which will not be read again."""
 
     def is_cut_off_at(self, offset: int) -> bool:
-        """Tell whether damage ends the text at `offset`, so that its last document is not whole."""
+        """Return whether damage ends the text at `offset`, so that its last document is incomplete."""
         return False
 
 
 class RangeView(ByteView):
-    """A file that can be read anywhere. To find where documents end, the parent looks at a little window at the end of
-    every batch, at multiples of `batch_bytes`. These are fetched ahead, the more of them the more were read; the
-    beginning, which is looked at several times, is kept."""
+    """A file with random access. To find document ends, the parent reads a small window at the end of every batch, near
+    multiples of `batch_bytes`. Windows are prefetched, more and more of them; the beginning, which is read several
+    times, is kept."""
 
     def __init__(self, source: ByteSource, batch_bytes: int) -> None:
         self._source = source
@@ -101,7 +100,7 @@ class RangeView(ByteView):
 
 
 class StreamView(ByteView):
-    """A stream, read on demand. Keeps the bytes from the offset of the last `forget` on."""
+    """A stream, read on demand. Keeps the bytes after the last `forget`."""
 
     def __init__(self, file: InputFile, stream: ReadAhead) -> None:
         self._file = file
@@ -109,7 +108,7 @@ class StreamView(ByteView):
         self._start = 0  # offset of the first byte kept
         self._kept = bytearray()
         self._ended = False
-        self.failure: BadFileError | None = None  # of a damaged stream; what is before it can still be read
+        self.failure: BadFileError | None = None  # of a damaged stream, after its readable bytes
         self._is_cut_off = False
 
     @property
@@ -121,13 +120,13 @@ class StreamView(ByteView):
             return bytes(view)
 
     def share_at(self, offset: int, size: int) -> SharedBytes:
-        """Return what `read_at` does, as bytes that workers can read."""
+        """Like `read_at`, but return bytes that workers can read."""
         with self._view(offset, size) as view:
             return SharedBytes(view)
 
     @contextmanager
     def _view(self, offset: int, size: int) -> Iterator[memoryview]:
-        """Read as far as needed, and lend a part of what is kept, not copied."""
+        """Read as far as needed, and lend a part of the kept bytes without a copy."""
         if offset < self._start:
             raise ValueError(f"offset {offset} has been forgotten")
         while not self._ended and self.size_bytes < offset + size:
@@ -155,7 +154,7 @@ class StreamView(ByteView):
         return self._is_cut_off and offset == self.size_bytes
 
     def skip_to(self, offset: int) -> None:
-        """Read up to `offset` and drop what is before it."""
+        """Read up to `offset` and drop the bytes before it."""
         while self._start < offset and (data := self.read_at(self._start, READ_BYTES)):
             self.forget(min(self._start + len(data), offset))
 
@@ -178,23 +177,23 @@ class Range:
     starts_at_seam: bool = False
     ends_at_seam: bool = False
     problem: str | None = None  # why the range is left out
-    is_kept: bool | None = None  # whether --sample keeps the last document, if only a part of it is here
-    is_uncut: bool = False  # too long to be encoded whole, and without a place to cut
+    is_kept: bool | None = None  # whether --sample keeps the last document, if this is only a part of it
+    is_uncut: bool = False  # too long to be encoded whole, and impossible to cut
 
 
 def next_target(start: int, batch_bytes: int, distance: int = 0) -> int:
-    """Return the position after which the batch from `start` on ends, as soon as it can: the next multiple of
-    `batch_bytes`, more than `distance` bytes away. So the places to look for ends are known beforehand."""
+    """Return the position after which the batch from `start` on ends as soon as possible: the next multiple of
+    `batch_bytes` more than `distance` bytes away. So the positions of the windows are known beforehand."""
     return ((start + distance) // batch_bytes + 1) * batch_bytes
 
 
 class _End(NamedTuple):
-    """The end of a range: that of a document, or a cut in one, or no end up to `position`."""
+    """The end of a range: a document's end, or a cut, or, with `uncut`, the position up to which there is neither."""
 
     position: int
     is_cut: bool = False
     seam: bool = False
-    uncut: int | None = None  # from here on the document is too long to be encoded whole, and can't be cut
+    uncut: int | None = None  # from here on the document is too long to be encoded whole, and impossible to cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +206,9 @@ class RangeFinder:
     sample: RandomSample | None = None
 
     def find_ranges(self, view: ByteView, start: int, starts_mid_document: bool) -> Iterator[Range]:
-        """Yield ranges from `start` to the end of the text. If there is neither a separator nor a place to cut for too
-        long, the last such place ends a document, and the rest of it is a range by itself, which can't be encoded:
-        `is_uncut`. Where that happens depends on the text alone, and not on the batch size."""
+        """Yield ranges from `start` to the end of the text. After too long a stretch without a separator or a place to
+        cut, the document ends at the last such place, and the rest becomes a range that can't be encoded (`is_uncut`).
+        Where that happens depends only on the text, not on the batch size."""
         seam, is_kept = False, None
         while view.read_at(start, 1):
             found = self._find_end(view, start, starts_mid_document)
@@ -232,9 +231,9 @@ class RangeFinder:
     def _decide(
         self, sample: RandomSample, view: ByteView, start: int, found: _End, is_kept: bool | None
     ) -> tuple[_End, bool | None]:
-        """Return the end of a range from `start`, and whether the sample keeps the last document in it, if that is cut;
-        `is_kept` is what was decided about one that began earlier. Where such a one ends the range does, too, so that
-        a run can be resumed there."""
+        """Return the end of a range from `start`, and whether the sample keeps its last document, if that is cut.
+        `is_kept` is the decision about a document that began earlier; the range ends with it, so that a run can resume
+        there."""
         if is_kept is None and not found.is_cut and found.uncut is None:
             return found, None
         data = view.read_at(start, (found.position if found.uncut is None else found.uncut) - start)
@@ -243,7 +242,7 @@ class RangeFinder:
             return (_End(start + starts[1]) if len(starts) > 1 else found), is_kept
         if starts[-1] == len(data):
             return found, None
-        # With CRLF twice as long, and perhaps with a part of a separator at its end.
+        # Twice as long because of CRLF, and perhaps with a part of a separator at its end.
         head = view.read_at(start + starts[-1], 2 * BEGINNING_BYTES + self.separator.lookback + _NEAR_BYTES)
         begin, end = (int(bounds[0]) for bounds in self.separator.split(head, False))
         text, _ = decode_text(head[begin:end].replace(b"\r\n", b"\n"))
@@ -259,24 +258,24 @@ class RangeFinder:
         return view.size_bytes if len(window) < lookback + window_bytes else None
 
     def _find_end(self, view: ByteView, start: int, starts_mid_document: bool) -> _End:
-        """Return the end of a range from `start`: at a document's end or, if that is far away, at a cut."""
+        """Return the end of a range from `start`: a document's end or, if that is far away, a cut."""
         separator, batch_bytes, rule = self.separator, self.batch_bytes, self.rule
         if rule != "gpt2":
-            batch_bytes = min(batch_bytes, LONGEST_UNCUT_BYTES)  # no range passes over what is too long
+            batch_bytes = min(batch_bytes, LONGEST_UNCUT_BYTES)  # no range extends past a document that is too long
         target = next_target(start, batch_bytes, max(separator.lookback, CONTEXT_BYTES))
         cut_bytes = min(batch_bytes, _WINDOW_BYTES)
         offset = target
-        # Look at least as far as a separator that begins before a cut can extend.
+        # Look at least as far as a separator that begins before a cut may extend.
         while offset < target + max(batch_bytes, cut_bytes + separator.lookback):
             if (end := self._end_in_window(view, offset, _WINDOW_BYTES)) is not None:
                 return _End(end)
             offset += _WINDOW_BYTES
         if isinstance(separator, Literal) and separator.overlaps_itself:
-            # In a sequence such as `-----` split at `--`, the first occurrence decides where the others are.
+            # In a sequence such as `-----` split at `--`, the first occurrence determines the others.
             boundary = separator.last_boundary(view.read_at(start, offset - start))
             if boundary is not None and boundary >= target - start:
                 return _End(start + boundary)
-        # The document is long. No separator follows `target`, so a cut after it can't divide one.
+        # The document is long. No separator follows `target`, so a cut there can't divide one.
         window = view.read_at(target - CONTEXT_BYTES, cut_bytes + 2 * CONTEXT_BYTES)
         cut = find_cut(window, CONTEXT_BYTES, CONTEXT_BYTES + cut_bytes, rule)
         if cut is not None:
@@ -288,10 +287,9 @@ class RangeFinder:
         return self._find_far_end(view, target, start + max(last_document, last_cut.position if last_cut else 0))
 
     def _find_far_end(self, view: ByteView, target: int, uncut: int) -> _End:
-        """Look after `target` for the end of a document, or a place to cut it, for as long as it may be uncut, which it
-        is since `uncut`."""
+        """Look after `target` for a document's end or a place to cut, as far as allowed without one since `uncut`."""
         lookback = self.separator.lookback
-        margin = lookback + CONTEXT_BYTES  # of a cut to the end of a window, so that it divides no separator
+        margin = lookback + CONTEXT_BYTES  # between a cut and the end of a window, so that it divides no separator
         offset, limit = target, uncut + FARTHEST_BYTES
         back, low = max(lookback, CONTEXT_BYTES), target
         while offset < limit:
@@ -312,21 +310,21 @@ class RangeFinder:
 
 
 # Separators can be found from any offset in a file. CRLF is read as LF: a line end in a separator also matches CRLF,
-# and a CR in one matches a lone CR only.
+# and a CR matches only a lone CR.
 
 _LF, _CR = b"\n\r"
 
 
 class Spans(NamedTuple):
-    """Where documents begin and end."""
+    """The positions at which documents begin and end."""
 
     starts: Positions
     ends: Positions
 
 
 class Separator:
-    """A way to separate documents. A boundary is the offset just after a separator. This one separates nowhere: a file
-    is one document."""
+    """A way to separate documents. A boundary is the offset just after a separator. The base class never separates: a
+    file is one document."""
 
     lookback = 0  # how many bytes before an offset are needed to find the first boundary after it
 
@@ -335,8 +333,8 @@ class Separator:
         return None
 
     def split(self, data: bytes, starts_mid_document: bool) -> Spans:
-        """Return where the documents are in a range that starts at a boundary, or in the middle of one. There is always
-        one more than there are separators."""
+        """Return the documents, one more than there are separators, in a range that starts at a boundary or inside a
+        document."""
         return _between((), 0, len(data))
 
 
@@ -349,7 +347,7 @@ class Line(Separator):
     def split(self, data: bytes, starts_mid_document: bool) -> Spans:
         found = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(found == _LF)
-        # An empty line has the line end of the one before, or the last byte of all, in front of it.
+        # Before an empty line is the previous line end or, at index -1, the last byte of all.
         with_cr = (found[ends - 1] == _CR) & (ends > 0) if len(ends) else np.empty(0, np.bool_)
         return Spans(np.append(0, ends + 1), np.append(ends - with_cr, len(data)))
 
@@ -367,7 +365,7 @@ class BlankLine(Separator):
         return match.end() if match else None
 
     def split(self, data: bytes, starts_mid_document: bool) -> Spans:
-        # A boundary may be in the middle of several empty lines: then the range begins with the rest of them.
+        # A boundary may be between several empty lines: then the range begins with the rest of them.
         leading = None if starts_mid_document else self._LEADING.match(data)
         first = leading.end() if leading else 0
         return _between((match.span() for match in self._BLANK.finditer(data, first)), first, len(data))
@@ -378,7 +376,7 @@ class Literal(Separator):
 
     def __init__(self, text: str) -> None:
         parts = text.replace("\r\n", "\n").encode().split(b"\n")
-        # Only the next byte shows whether a CR at the end of the separator is a lone one.
+        # Only the next byte shows whether a CR at the end of the separator is a lone CR.
         self._looks_ahead = parts[-1].endswith(b"\r")
         ahead = rb"(?!\n)" if self._looks_ahead else b""
         self._pattern = re.compile(rb"\r?\n".join(re.escape(part) for part in parts) + ahead)
@@ -388,8 +386,8 @@ class Literal(Separator):
         self.overlaps_itself = any(text.startswith(text[i:]) for i in range(1, len(text)))
 
     def find_boundary(self, window: bytes) -> int | None:
-        # Where `-----` is split at `--` depends on where the search begins. An occurrence that no other one overlaps
-        # from the left is found from every start.
+        # Where `-----` is split at `--` depends on where the search begins. An occurrence that overlaps no earlier one
+        # is found from any start.
         reach = 0  # the end of the occurrences so far
         match = self._pattern.search(window)
         while match:
@@ -405,7 +403,7 @@ class Literal(Separator):
         return max(found, default=None)
 
     def _is_decided(self, match: re.Match[bytes], window: bytes) -> bool:
-        """Tell whether a match is certain: not if it depends on a next byte that is outside the window."""
+        """Return whether a match is certain: it may depend on the next byte, outside the window."""
         return not self._looks_ahead or match.end() < len(window)
 
     def split(self, data: bytes, starts_mid_document: bool) -> Spans:
@@ -413,7 +411,7 @@ class Literal(Separator):
         return _between(found, 0, len(data))
 
     def _find_plain(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Yield what the pattern would find, five times as fast, if the separator has no line end."""
+        """Yield the pattern's matches, five times as fast, if the separator has no line end."""
         place = data.find(self._plain)
         while place >= 0:
             yield place, place + len(self._plain)
@@ -421,7 +419,7 @@ class Literal(Separator):
 
 
 def _between(separators: Iterable[tuple[int, int]], first: int, size: int) -> Spans:
-    """Return what is between separators, from `first` up to the end of `size` bytes."""
+    """Return the documents between separators, from `first` to the end of `size` bytes."""
     boundaries = np.array([(0, first), *separators, (size, size)], np.int64)
     return Spans(boundaries[:-1, 1], boundaries[1:, 0])
 

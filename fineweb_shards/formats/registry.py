@@ -1,6 +1,6 @@
-"""All formats: the class that reads each, the endings of its files, and how it reads them.
+"""All formats: the class that reads each, the extensions of its files, and how it reads them.
 
-The classes are named, not imported: pyarrow and NumPy are only loaded for what is read.
+Classes are imported by name when needed, because they load pyarrow and NumPy.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
-    """A line of the table. A format without endings can't be chosen by --format."""
+    """A format. One without extensions can't be chosen by --format."""
 
     reader: str  # module and class, relative to this package
     endings: tuple[str, ...] = ()
-    has_columns: bool = True  # which --where and --text-column name; without, a file is one text
+    has_columns: bool = True  # for --where and --text-column; without them a file is one text
     has_ids: bool = True  # a column may hold lists of token ids: --tokens-column
-    # The content is text: a file can also be read front to back, compressed or from a pipe, and small ones can be read
-    # together.
-    is_text: bool = False
-    was_text: bool = False  # an earlier version read local files with these endings as plain text
-    by_ranges: bool = True  # batches are listed by reading little of a file; if not, all of it is read once
+    is_text: bool = False  # can be read front to back, compressed or from a pipe; small files can share a batch
+    was_text: bool = False  # an earlier version read local files with these extensions as plain text
+    by_ranges: bool = True  # listing batches reads little of a file; otherwise it reads the whole file
 
 
 TEXT, ROWS, PILES = "text", "rows", "piles"
@@ -41,7 +39,7 @@ _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"
 
 
 def split_suffixes(name: str) -> tuple[str | None, str | None]:
-    """Return format and compression by a file's name; None for a format that the name does not tell."""
+    """Return a file's format and compression by its name; None for unknown ones."""
     stem, last = os.path.splitext(name.lower())
     compression = _COMPRESSIONS.get(last)
     suffix = os.path.splitext(stem)[1] if compression else last

@@ -1,9 +1,9 @@
 """Apply a `--where` condition to rows: Arrow columns of parquet files, or Python values of JSON lines.
 
-A comparison with a missing value (null) is neither true nor false but unknown, as in SQL, and a row passes only if the
-whole condition is true. Whole numbers are compared exactly, all others as doubles.
+As in SQL, a comparison with a missing value (null) is unknown, and a row passes only if the whole condition is true.
+Whole numbers are compared exactly, all others as doubles.
 
-`pyarrow.compute` is imported when there is a filter: it takes 40 ms.
+`pyarrow.compute` is imported only when needed: it takes 40 ms.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fineweb_shards.formats.where import (
 )
 from fineweb_shards.types import Counts
 
-# The name of each test in pyarrow.compute, and the test of Python's values.
+# Each test's name in pyarrow.compute, and its function for Python's values.
 _TESTS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "=": ("equal", operator.eq),
     "<": ("less", operator.lt),
@@ -47,14 +47,14 @@ _PARTS_OF_TEXT = ("contains", "starts with")
 
 
 class RowFilter:
-    """Tells which rows meet a condition."""
+    """Selects the rows that meet a condition."""
 
     def __init__(self, where: Where) -> None:
-        importlib.import_module("pyarrow.compute")  # from now on it is `pa.compute`
+        importlib.import_module("pyarrow.compute")  # from now on available as `pa.compute`
         self.where = where
 
     def select(self, rows: Any) -> Selection:
-        """Apply the condition to a RecordBatch with the text first, and the columns it needs, unwrapped."""
+        """Apply the condition to a RecordBatch of unwrapped columns: the text, then those of the condition."""
         met = self.evaluate(rows)
         passes, has_text = pa.compute.fill_null(met, _make_scalar(False)), rows.column(0).is_valid()
         wanted = pa.compute.and_(passes, has_text)
@@ -68,15 +68,15 @@ class RowFilter:
         return _combine(self.where.condition, lambda test: _test_column(rows.column(names.index(test.column)), test))
 
     def select_values(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[bool], Counts]:
-        """Apply the condition to JSON values, a tuple for each row in the order of the condition's columns, and tell
-        which rows pass. `find_wrong_value` must have found nothing in them."""
+        """Apply the condition to JSON values, a tuple for each row in the order of the condition's columns, and return
+        which rows pass. `find_wrong_value` must have accepted them."""
         columns = dict(zip(self.where.columns, zip(*rows, strict=True), strict=False))
         met = _combine(self.where.condition, lambda test: _test_values(columns.get(test.column, ()), test))
         left_out = Counts(filtered_documents=met.false_count, unknown_documents=met.null_count)
         return [one is True for one in met.to_pylist()], left_out
 
     def find_wrong_value(self, row: Mapping[str, Any]) -> str | None:
-        """Return a phrase about a value of a JSON object with which the condition can't be decided."""
+        """Return a phrase about a value of a JSON object to which the condition can't be applied."""
         for name, wanted in self.where.kinds:
             value = row[name] if name in row else find_value(row, name)
             if value is not None and wanted not in ("any", kind_of(value)):
@@ -86,7 +86,7 @@ class RowFilter:
         return None
 
     def find_wrong_type(self, name: str, kind: Any) -> str | None:
-        """Return a phrase about a parquet column of this type if the condition can't be applied to it."""
+        """Return a phrase about a parquet column of this type, unless the condition can be applied to it."""
         kind, wanted = plain_type(kind), dict(self.where.kinds)[name]
         if pa.types.is_null(kind):
             return None
@@ -98,7 +98,7 @@ class RowFilter:
 
 
 def _combine(condition: Condition, apply: Callable[[Compare | IsNull], Any]) -> Any:
-    """Return true, false or null for each row; `apply` does it for a single comparison."""
+    """Return true, false or null for each row; `apply` evaluates a single comparison."""
     match condition:
         case Not(inner):
             return pa.compute.invert(_combine(inner, apply))
@@ -154,7 +154,7 @@ def _test_column(column: Any, test: Compare | IsNull) -> Any:
 
 
 def _test_integers(column: Any, test: str, value: float) -> Any:
-    """Compare whole numbers with any number, exactly: in doubles 2^53 and 2^53 + 1 would be the same."""
+    """Compare whole numbers with any number exactly: as doubles, 2^53 and 2^53 + 1 would be equal."""
     bits, signed = column.type.bit_width, pa.types.is_signed_integer(column.type)
     least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     boundary = math.ceil(value) if test in ("<", ">=") else math.floor(value)

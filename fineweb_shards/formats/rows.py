@@ -1,8 +1,8 @@
-"""Turn rows of parquet files into chunks of documents: cells of text, whatever the column's type and however long a
-cell is, or with --tokens-column lists of ids.
+"""Turn rows of parquet files into chunks of documents: cells of text of any type and length, or, with --tokens-column,
+lists of ids.
 
-A list of ids is one document, or several with EOTs between them. An EOT at either end of a row adds nothing: there is
-one between two documents in any case. All ids are checked here, where it is known which row they are in.
+A list of ids is one document, or several with EOTs between them. An EOT at either end of a row is dropped, because
+documents are separated by one anyway. All ids are checked here, while their row is known.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES, Cut, find_cuts
 from fineweb_shards.types import Counts, Origin, Positions, TextChunk
 from fineweb_shards.vocabulary import GPT2, CutRule, Vocabulary
 
-# FineWeb has for every document the number of its GPT-2 tokens, without EOT.
+# FineWeb has the number of GPT-2 tokens of every document, without EOT.
 TOKEN_COUNT_COLUMNS = ("token_count", "id")
 TOKEN_COUNT_VOCABULARY = GPT2
 _LONG_CELL_BYTES = 4 * 2**20
-# Longer rows are cut: the ids of a piece are in memory twice, those of a row only once, where they were read.
+# Longer rows are cut: only the ids of a piece are in memory twice.
 _LONG_ROW_IDS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which of some rows are documents to encode, and how many are not for which reason."""
+    """Which rows are documents to encode, and how many were left out for which reason."""
 
     wanted: Any  # an Arrow array of true and false
     counts: Counts
@@ -50,7 +50,7 @@ def plain_type(kind: Any) -> Any:
 
 
 def is_text(kind: Any) -> bool:
-    """Tell whether a column of this type holds text, also as a dictionary, a view or an extension type."""
+    """Return whether a column of this type holds text, also as a dictionary, a view or an extension type."""
     checks = (
         pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
         pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
@@ -59,7 +59,7 @@ def is_text(kind: Any) -> bool:
 
 
 def holds_ids(kind: Any) -> bool:
-    """Tell whether a column of this type holds lists of whole numbers, also as an extension type."""
+    """Return whether a column of this type holds lists of whole numbers, also as an extension type."""
     if isinstance(kind, pa.BaseExtensionType):
         return holds_ids(kind.storage_type)
     checks = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -68,8 +68,8 @@ def holds_ids(kind: Any) -> bool:
 
 def unwrap(column: Any) -> Any:
     """Convert a column of any type that `is_text` accepts to string, binary, large string or large binary. Inner types
-    first: pyarrow can neither decode a dictionary of views nor cast an extension type of them (the bytes come out
-    wrong); a view itself it can only cast."""
+    first: pyarrow can't decode a dictionary of views, and casts an extension type of them to wrong bytes. It can cast
+    plain views."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return unwrap(column.storage)
@@ -80,7 +80,7 @@ def unwrap(column: Any) -> Any:
     return column
 
 
-# The buffers of columns. pyarrow's `to_numpy` imports pandas, which takes a worker 0.3 s and 50 MB.
+# The buffers of columns, because pyarrow's `to_numpy` imports pandas, which takes a worker 0.3 s and 50 MB
 
 
 def _integers_of(column: Any) -> Ids:
@@ -92,7 +92,7 @@ def _integers_of(column: Any) -> Ids:
 
 
 def _boundaries_of(column: Any, *, is_large: bool) -> Positions:
-    """Return where the cells of a column of texts or lists begin in its data, and where the last one ends."""
+    """Return the positions in a column's data where its texts or lists begin, and where the last one ends."""
     boundaries, first, count = column.buffers()[1], column.offset, len(column)
     if boundaries is None or not count:
         return np.zeros(1, np.int64)
@@ -100,7 +100,7 @@ def _boundaries_of(column: Any, *, is_large: bool) -> Positions:
 
 
 def _bits_of(column: Any, buffer: int) -> NDArray[np.bool_]:
-    """Return the bits of a column's buffer: which cells are valid (0, if there are nulls), or true (1)."""
+    """Return the bits of a column's buffer: which cells are valid (0; only with nulls), or true (1)."""
     bits = np.unpackbits(np.frombuffer(column.buffers()[buffer], np.uint8), bitorder="little")
     found: NDArray[np.bool_] = bits[column.offset : column.offset + len(column)] != 0
     return found
@@ -110,14 +110,14 @@ def _bits_of(column: Any, buffer: int) -> NDArray[np.bool_]:
 
 
 def make_bytes(data: bytes) -> Any:
-    """Return an Arrow scalar. From buffers: `pa.scalar` imports pandas, too."""
+    """Return an Arrow scalar, from buffers because `pa.scalar` also imports pandas."""
     boundaries = pa.py_buffer(np.array([0, len(data)], np.int64).tobytes())
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, boundaries, pa.py_buffer(data)])[0]
 
 
 def fill_template(template: Template, columns: Sequence[Any]) -> Any:
-    """Return the column of texts that a template makes of its unwrapped columns, as `Template.fill` does."""
-    import pyarrow.compute as pc  # here: few need it, and it takes 40 ms
+    """Like `Template.fill`, for whole unwrapped columns."""
+    import pyarrow.compute as pc  # here: it takes 40 ms, and is seldom needed
 
     texts = [column.cast(pa.large_binary()) for column in columns]
     first, *literals = map(make_bytes, template.literals)
@@ -134,9 +134,9 @@ def split_rows(
     count_columns: Sequence[str] = TOKEN_COUNT_COLUMNS,
     selection: Selection | None = None,
 ) -> Iterator[TextChunk]:
-    """Yield the texts of unwrapped rows as chunks without cursors: one for all, or several for huge cells. The text is
-    the first column; `first_row` is the number of the slice's first row in the file; `rule` says where a cell may be
-    cut. The `count_columns` are used if they are there; without `selection` all are wanted."""
+    """Yield the texts of unwrapped rows as chunks without cursors: a single one, or several for huge cells. The text is
+    the first column; `first_row` is the number of the first row in the file; `rule` says where a cell may be cut. The
+    `count_columns` are optional; without `selection` all rows are wanted."""
     column = rows.column(0)
     if selection is None and column.null_count:
         selection = Selection(column.is_valid(), Counts(skipped_documents=column.null_count))
@@ -149,7 +149,7 @@ def split_rows(
         cells = TextBuffer(cells.data, cells.starts[kept], cells.ends[kept])
     size_bytes = int((cells.ends - cells.starts).sum())
     if size_bytes > 2 * _LONG_CELL_BYTES:
-        # It has a very long cell, or many long ones: go row by row, to copy only one at a time.
+        # A very long cell, or many long ones: copy one at a time.
         yield TextChunk(NO_TEXTS, None, None, counts=left_out)
         for row in range(len(column)):
             if kept is None or kept[row]:
@@ -179,8 +179,8 @@ def _stated_tokens(column: Any) -> NDArray[np.int64]:
 
 
 def _to_texts(column: Any, cells: TextBuffer) -> tuple[Texts, int]:
-    """Return the texts of a column's cells, and the number of characters that were replaced: some writers don't check
-    that a string is valid UTF-8."""
+    """Return the texts of a column's cells, and the number of replaced characters: some writers don't check that
+    strings are valid UTF-8."""
     if pa.types.is_binary(column.type):
         column = column.view(pa.string())
     elif pa.types.is_large_binary(column.type):
@@ -194,8 +194,8 @@ def _to_texts(column: Any, cells: TextBuffer) -> tuple[Texts, int]:
 
 
 def _split_cell(cell: Any, row: int, rule: CutRule | None) -> Iterator[TextChunk]:
-    """Yield one cell as chunks of about `_LONG_CELL_BYTES`, cut where tokens can be joined again. A cell that is too
-    long to be encoded stays in one piece, so that all of it is left out, not a part."""
+    """Yield one cell as chunks of about `_LONG_CELL_BYTES`, cut where tokens can be joined again. A cell that can't be
+    encoded stays in one piece, so that it is left out as a whole."""
     data = memoryview(cell.as_buffer())
     cuts = [Cut(0), *find_cuts(data, _LONG_CELL_BYTES, rule), Cut(len(data))]
     longest_bytes = max(end.position - start.position for start, end in pairwise(cuts))
@@ -221,7 +221,7 @@ def _split_cell(cell: Any, row: int, rule: CutRule | None) -> Iterator[TextChunk
 
 def append_chunk(chunk: TextChunk, part: TextChunk) -> TextChunk:
     """Append `part` to `chunk`. If `part` starts in the middle of a document, `chunk` must be empty."""
-    documents: Any = chunk.documents or part.documents  # none are neither texts nor ids
+    documents: Any = chunk.documents or part.documents  # an empty one is neither texts nor ids
     if chunk.documents and part.documents:
         documents = documents + part.documents
     first = chunk if chunk.documents else part
@@ -243,12 +243,12 @@ def append_chunk(chunk: TextChunk, part: TextChunk) -> TextChunk:
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Rows of ids in one array: row i is `ids[starts[i]:ends[i]]`, and the rows are in this order."""
+    """Rows of ids in one array, in order: row i is `ids[starts[i]:ends[i]]`."""
 
     ids: Ids
     starts: Positions
     ends: Positions
-    valid: NDArray[np.bool_] | None = None  # which ids are there; None: all
+    valid: NDArray[np.bool_] | None = None  # which ids are not null; None: all
 
     @classmethod
     def from_arrays(cls, arrays: list[Ids]) -> TokenRows:
@@ -262,7 +262,7 @@ class TokenRows:
         return TokenRows(self.ids, self.starts[chosen], self.ends[chosen], self.valid)
 
     def find_wrong(self, vocabulary: Vocabulary) -> dict[int, str]:
-        """Return what is wrong with those rows that hold something else than ids of the vocabulary."""
+        """Return a phrase about each row that holds anything but ids of the vocabulary."""
         if not len(self.starts) or self._describe_wrong(self.starts[0], self.ends[-1], vocabulary) is None:
             return {}
         pairs = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
@@ -278,7 +278,7 @@ class TokenRows:
         return _describe_wrong_id(int(ids.min()), int(ids.max()), vocabulary)
 
     def without_outer_eots(self, vocabulary: Vocabulary) -> TokenRows:
-        """Return the rows without an EOT at their beginning, and without one at their end."""
+        """Return the rows without an EOT at either end."""
         starts, ends = self.starts.copy(), self.ends.copy()
         filled = np.flatnonzero(starts < ends)
         starts[filled[vocabulary.find_eots(self.ids[starts[filled]])]] += 1
@@ -287,7 +287,7 @@ class TokenRows:
         return TokenRows(self.ids, starts, ends, self.valid)
 
     def to_documents(self, vocabulary: Vocabulary) -> TokenLists:
-        """Return the documents of the rows, which are divided where an EOT is in them."""
+        """Return the documents of the rows, split at EOTs."""
         if not len(self.starts):
             return TokenLists()
         first, last = int(self.starts[0]), int(self.ends[-1])
@@ -300,7 +300,7 @@ class TokenRows:
             starts, ends = np.sort(np.append(starts, inside + 1)), np.sort(np.append(ends, inside))
         lengths = ends - starts
         if lengths.sum() < len(ids):
-            # Between the documents there are ids that belong to none: EOTs, or rows that were not chosen.
+            # Drop the ids between documents: EOTs, or rows that were not chosen.
             boundaries = np.column_stack([starts, ends]).ravel()
             runs = np.diff(boundaries, prepend=0)
             ids = ids[: boundaries[-1]][np.repeat(np.resize([False, True], len(runs)), runs)]
@@ -308,7 +308,7 @@ class TokenRows:
 
 
 def _describe_wrong_id(least: int, most: int, vocabulary: Vocabulary) -> str | None:
-    """Return a phrase about one of two ids that the vocabulary lacks; None if it has both."""
+    """Return a phrase about the first of two ids that the vocabulary lacks; None if it has both."""
     for value in (least, most):
         if not 0 <= value < vocabulary.size:
             return f"has the id {value}, but those of {vocabulary.name} are 0 to {vocabulary.size - 1}"
@@ -316,7 +316,7 @@ def _describe_wrong_id(least: int, most: int, vocabulary: Vocabulary) -> str | N
 
 
 def parse_ids(value: Any, vocabulary: Vocabulary) -> Ids:
-    """Return a JSON value as ids; TypeError or ValueError, with a phrase about it, if it is none."""
+    """Return a JSON value as ids; TypeError or ValueError, with a phrase, if it is not a list of ids."""
     if not isinstance(value, list):
         raise TypeError(f"is not a list of ids but a {type(value).__name__}")
     others = {*map(type, value)} - {int}
@@ -334,9 +334,9 @@ def split_token_rows(
     leave_out: Callable[[str], str],
     selection: Selection | None = None,
 ) -> Iterator[TextChunk]:
-    """Yield the documents of unwrapped rows as chunks without cursors: one for all, or several for long rows. The
-    arguments are those of `split_rows`, with ids in the first column. Of a bad row `leave_out` gets a sentence, and
-    raises an error or returns what to report."""
+    """Yield the documents of unwrapped rows as chunks without cursors: a single one, or several for long rows. The
+    arguments are those of `split_rows`, with ids in the first column. `leave_out` receives a sentence about each bad
+    row, and raises an error or returns the text to report."""
     column = rows.column(0)
     if selection is None and column.null_count:
         selection = Selection(column.is_valid(), Counts(skipped_documents=column.null_count))

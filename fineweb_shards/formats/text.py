@@ -1,15 +1,15 @@
-"""Read plain text: batches are byte ranges that end where a document ends, or at a safe cut in a long one.
+"""Read plain text: batches are byte ranges that end at a document's end, or at a safe cut in a long document.
 
 The rules:
 
-- A byte order mark at the start of a file is dropped; a file whose beginning is no text is refused.
-- CRLF is read as LF, as editors and Python's text mode do, in a separator as well. A lone CR stays.
+- A byte order mark at the start of a file is dropped; a file that doesn't begin with text is refused.
+- CRLF is read as LF, as in editors and Python's text mode, also in separators. A lone CR stays.
 - Invalid UTF-8 becomes U+FFFD and is counted.
-- Of a damaged compressed file every document is read that ends before the damage; one that is longer than a batch
-  and cut off there stops the run, because its beginning is encoded by then.
-- A document is the text between two separators, otherwise unchanged; empty ones are dropped.
+- Of a damaged compressed file, every document that ends before the damage is read. If the damage cuts off a document
+  longer than a batch, the run stops, because the document's beginning is already encoded.
+- A document is the unchanged text between two separators; empty ones are dropped.
 - `blank`: one or more empty lines (so no document begins with an empty line, and only the last one of a file
-  can end with a line end). `line`: a line end. `auto`: what text_samples.py finds.
+  can end with a line end). `line`: a line end. `auto`: detected by text_samples.py.
 """
 
 from __future__ import annotations
@@ -47,18 +47,16 @@ class TextFormat(Format):
     def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
         super().__init__(settings, place)
         self.row_filter = RowFilter(settings.where) if settings.where else None
-        # By path: files of which batches are read or fetched ahead, how many are fetched ahead, and what is being read
-        # front to back.
-        self._sources: dict[str, ByteSource] = {}
-        self._waiting = Counter[str]()
-        self._streams: dict[str, ReadAhead] = {}
-        self._lock = threading.Lock()  # one thread receives orders, another one reads
+        self._sources: dict[str, ByteSource] = {}  # by path: files with batches being read or prefetched
+        self._waiting = Counter[str]()  # by path: prefetched batches
+        self._streams: dict[str, ReadAhead] = {}  # by path: files being read front to back
+        self._lock = threading.Lock()  # one thread receives orders, another reads
 
     def expect(self, files: Sequence[InputFile]) -> None:
-        """Begin to fetch, or to unpack, the files that will be read next and are read front to back."""
+        """Begin to fetch or unpack the next files that are read front to back."""
         for file in files:
             if (file.compression or self.is_small(file)) and file.path not in self._streams:
-                with contextlib.suppress(BadFileError):  # which is raised when the file's turn comes
+                with contextlib.suppress(BadFileError):  # raised again when the file is read
                     self._streams[file.path] = open_stream(file, self.place)
 
     def open_view(self, file: InputFile) -> ByteView:
@@ -93,22 +91,22 @@ class TextFormat(Format):
 
     def _report_uncut(self, file: InputFile, part: Range) -> Range:
         error = BadFileError(
-            f"{file.path}: a document continues for over {FARTHEST_BYTES:,} bytes from byte {part.start:,} "
-            f"on without a place where {self.settings.vocabulary.name} allows to cut it.",
-            "Name what separates documents (--separator), split it into several, or leave out the rest of "
-            "such a document: --on-bad-file skip.",
+            f"{file.path}: from byte {part.start:,}, a document continues for over {FARTHEST_BYTES:,} bytes "
+            f"without a place where {self.settings.vocabulary.name} allows a cut.",
+            "Name the string that separates documents (--separator), split the document, or leave out the rest of it: "
+            "--on-bad-file skip.",
         )
         return replace(part, problem=self.leave_out(error))
 
     def _refuse_torn(self, file: InputFile, view: ByteView, batch: Batch) -> None:
-        """Stop if damage cuts off a document that is longer than a batch: its beginning is encoded already."""
+        """Raise an error if damage cuts off a document longer than a batch, whose beginning is already encoded."""
         documents = make_separator(batch.separator).split(self.read_range(file, batch), True)
         if len(documents.starts) == 1 and isinstance(view, StreamView) and view.failure is not None:
             if not self.settings.skip_bad:
                 raise view.failure
             raise InputError(
-                f"{view.failure.message} A long document is cut off there, whose beginning is encoded already.",
-                "Repair the file or take it out of the input, and start over: another --out, or --fresh.",
+                f"{view.failure.message} It cuts off a long document whose beginning is already encoded.",
+                "Repair the file or remove it from the input, and start over: another --out, or --fresh.",
             )
 
     def share_before(self, file: InputFile, position: int) -> float | None:
@@ -122,10 +120,10 @@ class TextFormat(Format):
         # Empty documents are dropped, but not the empty rest of one that began in an earlier batch.
         wanted[0] |= batch.starts_mid_document
         wanted[-1] &= not batch.broken_off
-        # Usually the text is valid UTF-8 without CRLF: nothing has to be changed, and nothing is copied.
+        # Usually the text is valid UTF-8 without CRLF, and needs no copy.
         texts = Texts(TextBuffer(data, starts[wanted], ends[wanted]))
         text_bytes, replaced = texts.size_bytes, 0
-        has_crlf = b"\r" in data and b"\r\n" in data  # one byte is found 15 times as fast as two
+        has_crlf = b"\r" in data and b"\r\n" in data  # searching for one byte is 15 times as fast as for two
         if has_crlf or not is_utf8(data):
             pieces = [piece.replace(b"\r\n", b"\n") for piece in texts.iter_bytes()]
             texts, replaced = decode_texts(pieces)
@@ -151,10 +149,10 @@ class TextFormat(Format):
         source.prefetch(batch.position, batch.end)
 
     def fetch_again(self, file: InputFile, batch: Batch) -> None:
-        self.prefetch(file, batch)  # what was fetched is dropped when it is read
+        self.prefetch(file, batch)  # reading has dropped the old bytes
 
     def _open(self, file: InputFile, batch: Batch) -> ByteSource:
-        """Return a file, which stays open until another one is opened and nothing of it is fetched ahead."""
+        """Open a file. It stays open until another one is opened and none of its batches is prefetched."""
         if file.path not in self._sources:
             for path in [path for path in self._sources if not self._waiting[path]]:
                 self._sources.pop(path).close()
@@ -218,7 +216,7 @@ def batches_of(
 
 
 def go_to(file: InputFile, view: ByteView, position: int) -> None:
-    """Move the view to `position`; ChangedError if it ends before: standard input may be another stream."""
+    """Move the view to `position`; ChangedError if the text ends before it: standard input may be another stream."""
     if isinstance(view, StreamView):
         view.skip_to(position - 1)
     if position and not view.read_at(position - 1, 1):

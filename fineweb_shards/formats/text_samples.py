@@ -1,11 +1,11 @@
-"""Look at samples of a text file before it is read: whether it is text, and what separates its documents.
+"""Look at samples of a text file before reading it: is it text, and what separates its documents?
 
-A single invalid byte becomes U+FFFD and is counted; a file that is full of such bytes is a PDF, a picture, or text in
-another encoding, and what is left of it is useless for training.
+A single invalid byte becomes U+FFFD and is counted. A file full of them is a PDF, a picture, or text in another
+encoding, and useless for training.
 
-What separates documents: `<|endoftext|>` where it stands between them; else blank lines, if they are throughout the
-file; else nothing, and then the user is asked before anything is encoded: a file with a document on each line must not
-become one document, because a model trained on that never sees an end of text.
+Documents are separated by `<|endoftext|>`, if it stands between them; else by blank lines, if they occur throughout the
+file. Otherwise the user is asked before anything is encoded: a file with a document on each line must not become one
+document, because a model trained on that never sees an end of text.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from fineweb_shards.storage.place import InputFile
 from fineweb_shards.units import show_number_of
 
 SAMPLE_BYTES = 64 * 1024
-HEAD_BYTES = 2**20  # the first sample to find separators in, and the only one of a stream
+HEAD_BYTES = 2**20  # the first sample for detecting separators, and the only one of a stream
 
-# European text in Latin-1 has up to 15 % of bytes that are no UTF-8, random bytes have 45 %, and Russian in KOI8-R or
-# Chinese in GBK have more than 60.
+# In European text in Latin-1 up to 15 % of the bytes are invalid UTF-8, in random bytes 45 %, and in Russian in KOI8-R
+# or Chinese in GBK more than 60 %.
 _MOST_ILLEGIBLE = 1 / 4
-_LEAST_ILLEGIBLE_BYTES = 4  # a file may hold nothing but a name in Latin-1
+_LEAST_ILLEGIBLE_BYTES = 4  # a file may consist of a name in Latin-1
 _CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
 _MARKS_OF_UTF_16_AND_32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
-# Every text has some of these: space, line end, and the Chinese space, comma and full stop. Bytes that are not UTF-16
-# or UTF-32 hardly ever decode to them.
+# Every text contains some of these: space, line end, and the Chinese space, comma and full stop. Other bytes hardly
+# ever decode to them as UTF-16 or UTF-32.
 _COMMON = " \n\u3000\u3001\u3002"
 _COMMON_SHARE = 1 / 100
 _CONVERT = "Convert text in another encoding to UTF-8 first: iconv -f ENCODING -t UTF-8 FILE > converted.txt"
-# What may hold so much text that it is only recognised by how it begins.
+# File types that may hold so much text that only their beginning gives them away.
 _KINDS = {
     b"%PDF-": ("a PDF", "Extract its text first, with pdftotext for example"),
     b"PAR1": ("a parquet file", "Name it .parquet, or say --format parquet"),
@@ -50,30 +50,30 @@ _KINDS = {
 
 
 def check_is_text(file: InputFile, head: bytes) -> None:
-    """Raise BadFileError for a file that is no text; `head` is its first SAMPLE_BYTES, or all of it."""
+    """Raise BadFileError for a file that is not text; `head` is its first SAMPLE_BYTES, or all of it."""
     controls = len(head) - len(head.translate(None, _CONTROLS))
-    # A character that is cut by the end of the sample is not invalid.
+    # A character cut off by the end of the sample is not invalid.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(head, final=len(head) < SAMPLE_BYTES)
     invalid = text.count("\ufffd") - head.count("\ufffd".encode())
     illegible = controls + invalid
     kind, next_step = next((_KINDS[magic] for magic in _KINDS if head.startswith(magic)), (None, ""))
-    # Nearly any two bytes are a character of UTF-16: UTF-8 with a few NULs must not be taken for it.
+    # Nearly any two bytes are a character in UTF-16: UTF-8 with a few NULs must not be mistaken for it.
     is_utf8 = not invalid and illegible <= _MOST_ILLEGIBLE * len(head)
     if head.startswith(_MARKS_OF_UTF_16_AND_32) or (not is_utf8 and _is_wide(head)):
         sentence, next_step = "this text is UTF-16 or UTF-32, not UTF-8", _CONVERT
     elif kind is not None and illegible:
-        sentence = f"this is {kind}, no text"
+        sentence = f"this is {kind}, not text"
     elif illegible < _LEAST_ILLEGIBLE_BYTES or illegible <= _MOST_ILLEGIBLE * len(head):
         return
     else:
         share = f"{illegible / len(head):.0%} of its first {len(head):,} bytes".replace("%", " %")
-        sentence, next_step = f"this is no text: {share} are neither UTF-8 nor printable", f"Check --input. {_CONVERT}"
+        sentence, next_step = f"this is not text: {share} are neither UTF-8 nor printable", f"Check --input. {_CONVERT}"
     raise BadFileError(f"{file.path}: {sentence}.", f"{next_step}; or leave it out: --on-bad-file skip.")
 
 
 def _is_wide(head: bytes) -> bool:
-    """Recognise UTF-16 and UTF-32 without their marks by common characters."""
+    """Recognize UTF-16 and UTF-32 without a byte order mark by common characters."""
     for name in ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE"):
         with contextlib.suppress(UnicodeDecodeError):
             text = codecs.getincrementaldecoder(name)("strict").decode(head)
@@ -87,7 +87,7 @@ def _is_wide(head: bytes) -> bool:
 AUTO = "auto"
 END_OF_TEXT = "<|endoftext|>"
 _REMOTE_SAMPLES = 4  # each may be a request
-# In a folder begun by an earlier version, which looked at the first MiB only and else took blank lines.
+# In a folder begun by an earlier version, which looked only at the first MiB, and took blank lines by default.
 _FIRST_MIB = "first MiB"
 _UNKNOWN = "unknown"
 # On a line of its own, or with a document directly before and after it; not in quotes or in a sentence.
@@ -103,11 +103,11 @@ def sample_offsets(size_bytes: int, samples: int) -> list[int]:
 
 
 def detect_separator(samples: Sequence[bytes]) -> str:
-    """Return what separates documents in a text, by samples of which the first is its beginning."""
+    """Return the separator of a text, from samples of which the first is its beginning."""
     if any(map(_MARK.search, samples)):
         return END_OF_TEXT
     texts = [text for sample in samples if (text := sample.strip(b"\r\n"))]
-    total = 0.0  # the shares of the texts' pieces that have a blank line in the middle of text
+    total = 0.0  # over all texts, the share of pieces with a blank line in the middle
     for text in texts:
         pieces = [text[start : start + SAMPLE_BYTES] for start in range(0, len(text), SAMPLE_BYTES)]
         total += sum(_BLANK.search(piece) is not None for piece in pieces) / len(pieces)
@@ -117,8 +117,7 @@ def detect_separator(samples: Sequence[bytes]) -> str:
 
 
 def find_separator(file: InputFile, view: ByteView) -> str:
-    """Return what separates the documents of a text: what was found before the run, or what is found now in a file that
-    was not on this machine, or is compressed."""
+    """Return the separator of a text, detected before the run or, in a remote or compressed file, now."""
     if file.separator in ("blank", END_OF_TEXT):
         return file.separator
     samples = [view.read_at(0, HEAD_BYTES)]
@@ -134,9 +133,9 @@ def find_separator(file: InputFile, view: ByteView) -> str:
 
 
 def settle_separators(files: Sequence[InputFile]) -> tuple[tuple[InputFile, ...], str | None]:
-    """Return the files, each text with its separator, and a note about those in which none was found. If such a one is
-    large, or alone, raise UsageError: only the user knows. A small file among others is most likely a document. Texts
-    that are compressed, or not on this machine, are looked at when they are read."""
+    """Return the files, each text with its separator, and a note about texts without a detected one. If such a text is
+    large, or the only one, raise UsageError, because only the user knows; a small file among others is most likely one
+    document. Compressed and remote texts are examined when they are read."""
     texts = [file for file in files if file.format == TEXT and file.problem is None]
     unknown = [file for file in texts if file.separator == _UNKNOWN]
     for file in unknown:
@@ -150,20 +149,20 @@ def settle_separators(files: Sequence[InputFile]) -> tuple[tuple[InputFile, ...]
         each = "is one document" if len(unknown) == 1 else "are one document each"
         note = (
             f"{show_number_of(len(unknown), 'text file')} without blank lines {each}: {few} "
-            "(every line one: --separator line)"
+            "(if every line is one: --separator line)"
         )
     found = (replace(file, separator=settled.get(file.index, file.separator)) for file in files)
     return tuple(found), note
 
 
 def given_separators(texts: Iterable[InputFile], setting: str) -> set[str]:
-    """Return the separators of texts, as far as they are known before the texts are read."""
+    """Return the separators of texts that are known before reading."""
     names = {file.separator if setting == AUTO else setting for file in texts}
     return names - {"", AUTO, _FIRST_MIB}
 
 
 def recorded_separators(files: Sequence[InputFile], recorded: Sequence[dict[str, Any]]) -> tuple[InputFile, ...]:
-    """Return the files with the separators that a manifest records: a resume keeps them."""
+    """Return the files with the separators from a manifest: a resume keeps them."""
     known = [str(record.get("separator", _FIRST_MIB)) for record in recorded]
     known += [_FIRST_MIB] * (len(files) - len(known))  # more files than before: refused elsewhere
     return tuple(replace(file, separator=known[file.index]) if file.format == TEXT else file for file in files)
@@ -171,8 +170,8 @@ def recorded_separators(files: Sequence[InputFile], recorded: Sequence[dict[str,
 
 def _ask(file: InputFile) -> UsageError:
     return UsageError(
-        f"{file.path}: nothing was found that separates documents: neither {END_OF_TEXT} nor blank lines "
+        f"{file.path}: no separator between documents was found: neither {END_OF_TEXT} nor blank lines "
         "throughout the file.",
-        "Say what does. Each line a document: --separator line; the whole file one: --separator none; or any "
-        "string between documents: --separator TEXT",
+        "Name it. If each line is a document: --separator line; if the whole file is one: --separator none; "
+        "otherwise the string between documents: --separator TEXT",
     )

@@ -6,12 +6,12 @@
               | NAME [not] contains TEXT | NAME [not] starts with TEXT
               | NAME OPERATOR VALUE | VALUE OPERATOR NAME          operators: = == != < <= > >=
 
-A value is a number, a text in ' or ", true or false. What a condition means is in docs/input.md; row_filter.py applies
-it to rows.
+A value is a number, a text in ' or ", true or false. docs/input.md defines the meaning; row_filter.py applies a
+condition to rows.
 
-Python's `ast` is no help: `=`, `is null`, `starts with`, doubled quotes, quoted names and columns that are called
-`class` or `from` would have to be translated first, and its SyntaxError names neither what is missing nor, after that,
-the place. It would replace the three functions for `or`, `and` and `not`.
+Python's `ast` would not help: `=`, `is null`, `starts with`, doubled quotes, quoted names and columns called `class` or
+`from` would need translating first, after which a SyntaxError could name neither the missing part nor its position. All
+it would replace are the three functions for `or`, `and` and `not`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fineweb_shards.errors import UsageError
 
 Value = int | float | str | bool
 Operator = Literal["=", "<", "<=", ">", ">=", "contains", "starts with"]
-Kind = Literal["number", "text", "truth", "any"]  # of values; any: only whether there is one matters
+Kind = Literal["number", "text", "truth", "any"]  # of values; any: only whether it is null matters
 IN_WORDS: dict[Kind, str] = {
     "number": "a number", "text": "a text", "truth": "true or false", "any": "anything"
 }  # fmt: skip
@@ -80,7 +80,7 @@ Condition = Compare | IsNull | Not | AllOf | AnyOf
 
 @dataclass(frozen=True)
 class Where:
-    """A condition on documents, and the columns it needs with the kind of value each must have."""
+    """A condition on documents, and its columns with the kind of their values."""
 
     condition: Condition
     kinds: tuple[tuple[str, Kind], ...]
@@ -91,7 +91,7 @@ class Where:
 
 
 def kind_of(value: object) -> Kind | None:
-    """Return the kind of a value from a condition or from JSON; None if no condition can be about it."""
+    """Return the kind of a value from a condition or from JSON; None for any other type."""
     if isinstance(value, bool):
         return "truth"
     if isinstance(value, (int, float)):
@@ -100,7 +100,7 @@ def kind_of(value: object) -> Kind | None:
 
 
 def parse_where(text: str) -> Where:
-    """Parse a condition; UsageError, with the place, if it is malformed."""
+    """Parse a condition; UsageError, with the position, if it is malformed."""
     if len(text) > MOST_CHARACTERS:
         raise UsageError(f"--where: {len(text):,} characters are too many; {MOST_CHARACTERS:,} are allowed.")
     if not text.strip():
@@ -112,7 +112,7 @@ def parse_where(text: str) -> Where:
 
 
 class _Token(NamedTuple):
-    """A name or value of the text and where it begins; or a keyword, a sign or the end, which is its kind."""
+    """A name or value and its position; or a keyword, a sign or the end, named by `kind`."""
 
     kind: str
     value: Value
@@ -120,10 +120,10 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """Reads a condition from front to back, by the lines of the grammar."""
+    """A recursive descent parser for the grammar above."""
 
     def __init__(self, text: str) -> None:
-        self.kinds: dict[str, Kind] = {}  # of what each column is compared with
+        self.kinds: dict[str, Kind] = {}  # of the values that each column is compared with
         self._text = text
         self._tokens = list(self._split())
         self._next = 0
@@ -136,11 +136,11 @@ class _Parser:
             if found is None:
                 begin = end - len(self._text[position:end].lstrip())
                 character = self._text[begin]
-                problem = f"{character!r} means nothing here"
+                problem = f"unexpected character {character!r}"
                 if character in "'\"`":
                     problem = f"the quote {character} is never closed"
                 elif character.isdigit() or character in "+-.":
-                    problem = "this is no number"
+                    problem = "this is not a number"
                 self._refuse(problem, begin)
             kind = found.lastgroup or ""
             text, place, position = found[kind], found.start(kind), found.end()
@@ -200,7 +200,7 @@ class _Parser:
         elif self._peek.kind in ("not", "in", "contains", "starts"):
             negated = self._take("not")
             test = self._in_or_contains(column)
-        else:  # a column of true and false by itself
+        else:  # a single column of true and false
             negated, test = None, self._test(column, "=", True)
         return Not(test) if negated else test
 
@@ -232,7 +232,7 @@ class _Parser:
         return Compare(column, operator, value)
 
     def _note(self, column: str, kind: Kind) -> None:
-        """Note what a column is compared with; UsageError if it was compared with another kind of value."""
+        """Record the kind of value a column is compared with; UsageError if it differs from an earlier one."""
         known = self.kinds.setdefault(column, kind)
         if known == "any":
             self.kinds[column] = kind
@@ -258,7 +258,7 @@ class _Parser:
         return self._tokens[self._next]
 
     def _take(self, *kinds: str) -> _Token | None:
-        """Return the next token, and go to the one after it, if it is of one of these kinds."""
+        """Consume and return the next token, if it is of one of these kinds."""
         token = self._peek
         if token.kind not in kinds:
             return None

@@ -1,7 +1,7 @@
 """Describe NVIDIA-NeMo/Automodel: `dataset_{val|train}_{index:06d}.bin`, EOT before each document.
 
-The header is llm.c's with another magic, and tells the width of a token. Beside each file there is a `.bos.idx`, the
-positions of the EOTs, which the reader (NanogptDataset) calls BOS.
+The header is llm.c's with another magic and the width of a token. A `.bos.idx` beside each file has the positions of
+the EOTs, which the reader (NanogptDataset) calls BOS.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ MAGIC, VERSION = 278895051, 1
 
 
 class BosIndex(Sidecar):
-    """The `.bos.idx`: the position of each EOT, in tokens, as int32.
-
-    Tokens, because the reader looks such a position up among the tokens; its own tool writes a mixture of bytes and
-    tokens (nanogpt_data_processor.py adds a number of tokens to `bin_fp.tell()`).
-    """
+    """The `.bos.idx`: the position of each EOT as int32, in tokens, as the reader expects. Its own tool writes a
+    mixture of bytes and tokens (nanogpt_data_processor.py adds a number of tokens to `bin_fp.tell()`)."""
 
     def name_for(self, shard_name: str) -> str:
         return f"{shard_name.removesuffix('.bin')}.bos.idx"
@@ -39,7 +36,7 @@ class Automodel(Layout):
     name = "automodel"
     eot_first = True
     header_bytes = 4 * HEADER_INTS
-    largest_bytes = 2**32 - 1  # as its own tool has it; positions and the header's count are int32
+    largest_bytes = 2**32 - 1  # as in its own tool; positions and the header's count are int32
     sidecars = (BosIndex(),)
     file_name = "dataset_{split}_{number}.bin"
     pattern = r"dataset_(val|train)_\d{6,}\.(bin|bos\.idx)"

@@ -1,12 +1,12 @@
 """Define what a layout is: file names, a header for n tokens, the width of a token, the position of EOT.
 
-A layout is named after the program that reads it, its "reader". `ShardFormat` combines it with a vocabulary: all
-conversions between tokens and bytes of a file are there. Nothing here writes a file.
+A layout is named after the program that reads it, its "reader". `ShardFormat` combines it with a vocabulary and
+converts between tokens and the bytes of a file. Nothing here writes a file.
 
-`Numbering` decides which file a token goes to, and how the file is numbered. Names sort in the order of the stream, so
-that `cat train_shard_*.bin` gives the stream. Therefore all numbers of a folder have the same number of digits. It is
-chosen before the first shard, from the expected number of tokens, and kept in the manifest; a run that needs more
-digits stops before it writes a name that would sort to the wrong place.
+`Numbering` decides which file a token goes to, and its number. Names sort in the order of the stream, so that `cat
+train_shard_*.bin` gives the stream. Therefore all numbers in a folder have the same number of digits. It is chosen
+before the first shard, from the expected number of tokens, and kept in the manifest; a run that would need more digits
+stops before it writes a name that sorts to the wrong place.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fineweb_shards.units import show_number_of
 from fineweb_shards.vocabulary import Vocabulary, unsigned_dtype
 
 _DIGITS_FOR_ANY_LENGTH = 6
-Count = TypeVar("Count", int, Positions)  # of tokens or bytes: one, or many
+Count = TypeVar("Count", int, Positions)  # one or many numbers of tokens or bytes
 
 
 class SizedFile(Protocol):
-    """A file of tokens: one that exists, or one that a plan expects."""
+    """A file of tokens, existing or planned."""
 
     @property
     def name(self) -> str: ...
@@ -47,31 +47,29 @@ class SizedFile(Protocol):
 
 
 class Layout(ABC):
-    """The description of a layout. It has no state; `store/` makes the files."""
+    """A stateless description of a layout; `store/` makes the files."""
 
     name: ClassVar[str]
     eot_first: ClassVar[bool]  # EOT comes before (True) or after (False) each document
     header_bytes: ClassVar[int] = 0
     largest_bytes: ClassVar[int | None] = None  # of a file; None: the reader has no limit
-    widest_bytes: ClassVar[int] = 4  # of a token that the reader accepts
-    bare_dtype: ClassVar[Dtype | None] = None  # of files without a header, if the reader takes only one
-    one_file: ClassVar[bool] = False  # a split is one file that grows, not numbered shards
-    sidecars: ClassVar[tuple[Sidecar, ...]] = ()  # that every file has
-    digits: ClassVar[int] = 6  # of a shard's number, at least
+    widest_bytes: ClassVar[int] = 4  # of a token, for the reader
+    bare_dtype: ClassVar[Dtype | None] = None  # of files without a header, if the reader supports only one
+    one_file: ClassVar[bool] = False  # a split is one growing file, not numbered shards
+    sidecars: ClassVar[tuple[Sidecar, ...]] = ()  # of every file
+    digits: ClassVar[int] = 6  # the fewest in a shard's number
     suffix: ClassVar[str] = ".bin"  # of a file of tokens
-    validates_first_shard: ClassVar[bool] = True  # if no setting says what is for validation; else nothing is
+    validates_first_shard: ClassVar[bool] = True  # by default; otherwise nothing is for validation
     file_name: ClassVar[str]  # with {split} and, unless it is one file, {number}
     pattern: ClassVar[str]  # regular expression of the names of its files and their sidecars
-    opened_pattern: ClassVar[str] = ""  # of the names that the reader opens, if those are more
+    opened_pattern: ClassVar[str] = ""  # of the names that the reader opens, if it opens more
     short_file_failure: ClassVar[str] = ""  # what the reader does with a file of less than `least_tokens`
-    short_file_remedy: ClassVar[str] = ""  # with {needed} and {tokens}, which the shortest file has
+    short_file_remedy: ClassVar[str] = ""  # with {needed}, and the {tokens} of the shortest file
     missing_split_errors: ClassVar[dict[Split, str]] = {}  # the reader's message if a split has no file
 
     def shard_name(self, split: Split, index: int, digits: int = 0) -> str:
-        """Return the name of a file in the output folder.
-
-        `index` is 0 if a split is one file. The number has `digits` digits if that is more than the layout's own.
-        """
+        """Return the name of a file in the output folder. `index` is 0 if a split is one file; `digits` overrides the
+        layout's own if it is more."""
         return self.file_name.format(split=split, number=f"{index:0{max(digits, self.digits)}d}")
 
     def dtype(self, vocabulary: Vocabulary) -> Dtype:
@@ -79,14 +77,14 @@ class Layout(ABC):
         if vocabulary.dtype.itemsize > self.widest_bytes:
             name, size, width_bytes = vocabulary.name, vocabulary.size, vocabulary.dtype.itemsize
             raise UsageError(
-                f"--layout {self.name}: its reader takes tokens of {self.widest_bytes} bytes, and the "
+                f"--layout {self.name}: its reader takes tokens of {self.widest_bytes} bytes, but the "
                 f"{size:,} ids of the vocabulary {name} need {width_bytes}.",
                 "Choose a layout whose reader takes wider ones, such as plain: see docs/layouts.md.",
             )
         return vocabulary.dtype
 
     def header(self, tokens: int, dtype: Dtype) -> bytes:
-        """Return the header of a file of `tokens` tokens; always `header_bytes` long."""
+        """Return the header, of `header_bytes` bytes, of a file of `tokens` tokens."""
         return b""
 
     def most_tokens(self, dtype: Dtype) -> int | None:
@@ -96,19 +94,16 @@ class Layout(ABC):
         return (self.largest_bytes - self.header_bytes) // dtype.itemsize
 
     def default_split_rule(self, shard_tokens: int) -> SplitRule:
-        """Return the split rule if no setting gives one."""
+        """Return the split rule for settings without one."""
         return SplitRule(val_tokens=shard_tokens) if self.validates_first_shard else SplitRule()
 
     @abstractmethod
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
-        """Return the lines with which a user trains on the files `names` in `folder`: to be pasted, so that names are
-        quoted."""
+        """Return lines for the user to paste, with quoted names, for training on the files `names` in `folder`."""
 
     def warnings(self, files: Sequence[SizedFile], gpus: int = 1) -> list[str]:
-        """Return sentences, each with a next step, about files that the reader will fail on with `gpus` GPUs.
-
-        A split without any file is not reported here, but by run/output_text.py.
-        """
+        """Return sentences, each with a next step, about files that the reader will fail on with `gpus` GPUs;
+        run/output_text.py reports splits without files."""
         needed = self.least_tokens(gpus)
         short = [file for file in files if file.tokens < needed]
         if not short:
@@ -134,7 +129,7 @@ class Layout(ABC):
         return self.owns(name) and name.endswith(self.suffix)
 
     def owns_index(self, name: str) -> bool:
-        """Return whether a name in the output folder is that of a `DocumentIndex` of the layout's files."""
+        """Return whether a name in the output folder is that of a `DocumentIndex` for one of the layout's files."""
         path = PurePath(name)
         is_index = path.parent.name == INDEX_FOLDER and path.suffix == ".npy"
         return is_index and self.owns(path.stem + self.suffix)
@@ -145,12 +140,12 @@ class Layout(ABC):
 
 
 def quote_string(text: str) -> str:
-    """Return a text as a string of Python and of YAML, in double quotes."""
+    """Return a text as a string in double quotes, valid in Python and YAML."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def quote_pattern(folder: str, names: str) -> str:
-    """Return a glob pattern as such a string: only `names` may be wildcards."""
+    """Return a quoted glob pattern; only `names` may contain wildcards."""
     return quote_string(f"{glob.escape(folder)}/{names}")
 
 
@@ -192,15 +187,15 @@ class ShardFormat:
         return tokens * self.dtype.itemsize
 
     def offset_bytes(self, tokens: Count) -> Count:
-        """Return the byte in a file at which the token after the first `tokens` tokens starts."""
+        """Return the offset in a file after its first `tokens` tokens."""
         return self.layout.header_bytes + self.size_bytes(tokens)
 
     def tokens_in(self, file_bytes: int) -> tuple[int, int]:
-        """Return how many tokens a file of this length holds, and the bytes left over, which should be 0."""
+        """Return how many tokens a file of this length holds, and the remaining bytes, which should be 0."""
         return divmod(file_bytes - self.layout.header_bytes, self.dtype.itemsize)
 
     def to_bytes(self, tokens: Tokens) -> memoryview:
-        """Convert tokens to the bytes that a file has for them."""
+        """Convert tokens to the bytes in a file."""
         return np.ascontiguousarray(tokens, self.dtype).data.cast("B")
 
     def from_bytes(self, data: bytes) -> Tokens:
@@ -215,32 +210,32 @@ class Numbering:
     layout: Layout
     shard_tokens: int
     split_rule: SplitRule
-    digits: int = 0  # of a shard's number; 0: a folder of an early version, which did not choose
+    digits: int = 0  # of a shard's number; 0: a folder of an early version, which did not record it
 
     def index(self, split: Split, done: Mapping[Split, int]) -> int:
-        """Return the number of the file for the next token of a split, given how many each split has."""
+        """Return the number of the file for the next token of a split, after `done` tokens of each."""
         if self.layout.one_file:
             return 0
         first = self.split_rule.first_index(split, self.shard_tokens, done["val"])
         return first + done[split] // self.shard_tokens
 
     def begin(self, tokens: int) -> int:
-        """Return how many of the first `tokens` tokens of a split are in the same file as the next token."""
+        """Return how many of a split's first `tokens` tokens are in the same file as the next one."""
         return tokens if self.layout.one_file else tokens % self.shard_tokens
 
     def name(self, split: Split, done: Mapping[Split, int]) -> str:
-        """Return the name of the file for the next token of a split, given how many each split has."""
+        """Return the name of the file for the next token of a split, after `done` tokens of each."""
         return self.layout.shard_name(split, self.index(split, done), self.digits)
 
     def unrecorded_names(self, records: Sequence[ShardRecord], listed: Collection[str]) -> set[str]:
-        """Return those of the `listed` names that a run may have given to files without recording them: it names files
-        in order, any number of small ones at once, so they follow the recorded ones without a gap."""
+        """Return the `listed` names that a run may have given to files without recording them. It names files in order,
+        perhaps many small ones at once, so they follow the recorded ones without a gap."""
         done = {split: tokens_of(records, split) for split in SPLITS}
         found: set[str] = set()
         for split in SPLITS:
             while (name := self.name(split, done)) in listed and name not in found:
                 found.add(name)
-                # To that file's end: it may be recorded in part, or be validation that does not fill it.
+                # Up to the file's end: it may be partly recorded, or be validation that does not fill it.
                 done[split] += self.shard_tokens - done[split] % self.shard_tokens
         return found
 
@@ -251,16 +246,14 @@ class Numbering:
             digits = show_number_of(self.digits, "digit")
             raise OutOfNumbersError(
                 f"The numbers in this folder's names have {digits}, and shard {index:,} would need one more: "
-                "names would no longer sort as the stream does.",
+                "names would no longer sort in the order of the stream.",
                 "Choose a larger --shard-tokens and another --out. Everything finished is kept.",
             )
 
 
 def choose_digits(layout: Layout, shard_tokens: int, expected_tokens: int | None, *, exact: bool) -> int:
-    """Return how many digits the numbers need.
-
-    Unless `exact`, twice the expected shards must fit. A stream of unknown length may have a million shards.
-    """
+    """Return how many digits the numbers need: for twice the expected shards, unless these are `exact`, or for a
+    million shards if the length of the stream is unknown."""
     if expected_tokens is None:
         return max(layout.digits, _DIGITS_FOR_ANY_LENGTH)
     shards = (1 if exact else 2) * (expected_tokens // shard_tokens + len(SPLITS))

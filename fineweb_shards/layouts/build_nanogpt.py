@@ -1,7 +1,7 @@
 """Describe karpathy/build-nanogpt: `edufineweb_{val|train}_{index:06d}.npy`, EOT before each document.
 
-The bytes are those of `numpy.save`. The loader opens every file in the folder whose name contains `train` or `val`, so
-no other file there may have such a name.
+The files are those of `numpy.save`. The loader opens every file in the folder whose name contains `train` or `val`, so
+no other file may have such a name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH_REMEDY = (
 
 
 class BuildNanoGPT(Layout):
-    """The layout of build-nanogpt, and the default."""
+    """The default layout."""
 
     name = "build-nanogpt"
     eot_first = True

@@ -1,9 +1,8 @@
 """Describe huggingface/datatrove: `{train|val}_{index:05d}.ds`.
 
-Tokens have no header, and EOS (our EOT) comes after each document. Beside each file there are `.ds.index`, the ends of
-the documents, and `.ds.metadata`, a few lines of text. The readers take every `.ds` of a folder, so by default
-everything is for training.
-"""
+The files have no header, and EOS (our EOT) comes after each document. Beside each file are a `.ds.index`, with the ends
+of the documents, and a `.ds.metadata`, with a few lines of text. The readers open every `.ds` in a folder, so by
+default everything is for training."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class DocumentEnds(Sidecar):
 
 
 class Metadata(Sidecar):
-    """The `.ds.metadata`: `tokenizer|bytes per token`, the number of tokens, and the same for people."""
+    """The `.ds.metadata`: `tokenizer|bytes per token`, the number of tokens, and the same in readable form."""
 
     def name_for(self, shard_name: str) -> str:
         return f"{shard_name}.metadata"
@@ -68,7 +67,7 @@ def _metadata(file: FileFacts) -> bytes:
 
 
 def _with_prefix(tokens: int) -> str:
-    """Return a number with three digits and a metric prefix, as `humanize.metric` has it: `1.23 M`."""
+    """Format a number like `humanize.metric`, with three digits and a metric prefix: `1.23 M`."""
     digits = len(str(tokens))
     for exponent in (digits - 1, digits):  # one more where rounding carries: 999,999 is 1.00 M
         thousands, tens = divmod(exponent, 3)

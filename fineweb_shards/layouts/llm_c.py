@@ -1,7 +1,7 @@
 """Describe karpathy/llm.c: `edu_fineweb_{val|train}_{index:06d}.bin`, EOT before each document.
 
-The header is 256 int32. The loader checks its magic, its version and that the file is exactly as long as it says, and
-seeks with 32-bit offsets. Tokens of 4 bytes have another magic and version; only llm.c's train_llama3.py reads them.
+The header is 256 int32. The loader checks its magic, version and the exact length of the file, and seeks with 32-bit
+offsets. Tokens of 4 bytes have another magic and version; only llm.c's train_llama3.py reads them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Describe Megatron-LM and GPT-NeoX: `fineweb_{train|val}_text_document.bin` and an `.idx` beside it.
 
-The `.bin` holds the tokens of all documents, with EOD (our EOT) after each. The `.idx` lists where each document is.
-Megatron makes its own validation split, so by default everything is for training.
+The `.bin` holds the tokens of all documents, with EOD (our EOT) after each; the `.idx` lists the documents. Megatron
+makes its own validation split, so by default everything is for training.
 """
 
 from __future__ import annotations

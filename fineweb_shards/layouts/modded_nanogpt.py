@@ -1,7 +1,7 @@
 """Describe KellerJordan/modded-nanogpt: llm.c's files, named `fineweb_{val|train}_{index:06d}.bin`.
 
-The reader finds documents by the EOT at their start. It reads its training files only once, so there must be enough
-tokens for all its steps; and it needs enough validation tokens in one file.
+The reader finds documents by the EOT at their start. It reads its training files only once, so they must have enough
+tokens for all steps, and it needs enough validation tokens in a single file.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import ClassVar
 from fineweb_shards.layouts.base import SizedFile, quote_pattern
 from fineweb_shards.layouts.llm_c import LlmC
 from fineweb_shards.types import SPLITS, Split
-from fineweb_shards.units import show_number_of
 from fineweb_shards.vocabulary import Vocabulary
 
 # train_gpt.py's Hyperparameters: val_tokens = 10,485,760 in batches of val_batch_size.
 _VAL_BATCH_TOKENS = 4 * 64 * 1024 * 8
 _VAL_BATCHES = 5
-# What the steps of train_gpt.py take if no document is cut: thirds of 1,270 and 15 more (TRAINING_STAGES).
+# The tokens for the steps of train_gpt.py if no document is cut: thirds of 1,270 and 15 more (TRAINING_STAGES).
 TRAIN_TOKENS = 423 * 131_072 + 424 * 262_144 + (423 + 15) * 393_216
 
 
@@ -44,7 +43,7 @@ class ModdedNanoGPT(LlmC):
         # It takes a batch while `pos + num_tokens + 1 < len(tokens)`, and drops the rest of a file.
         if val and sum((file.tokens - 2) // _VAL_BATCH_TOKENS for file in val) < _VAL_BATCHES:
             needed = _VAL_BATCHES * _VAL_BATCH_TOKENS + 2
-            spread = f", and {show_number_of(len(val) - 1, 'more file')} of them" if len(val) > 1 else ""
+            spread = f" (of {len(val):,} such files)" if len(val) > 1 else ""
             found.append(
                 f"modded-nanogpt validates on {needed - 2:,} tokens and needs {needed:,} in one file; "
                 f"{val[0].name} has {val[0].tokens:,}{spread}: its generator would end (StopIteration). Give "
@@ -52,7 +51,7 @@ class ModdedNanoGPT(LlmC):
             )
         if len(train) == 1:  # it opens the second file before it yields the first batch
             found.append(
-                "modded-nanogpt needs 2 training shards, there is 1: its generator would end "
+                "modded-nanogpt needs 2 training shards, but there is 1: its generator would end "
                 f"(StopIteration). Choose --shard-tokens {-(-tokens // 2)} or less."
             )
         if train and tokens < TRAIN_TOKENS:

@@ -38,7 +38,7 @@ class NanoGPT(Layout):
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
         name = PurePath(folder).name
-        # Its configurator takes a name that looks like a number for one.
+        # Its configurator parses a name that looks like a number as one.
         dataset = name if name[:1].isalpha() else "fineweb"
         return [
             "import numpy as np",

@@ -1,8 +1,8 @@
 """Describe allenai/OLMo-core, dolma: `part-{train|val}-{index:05d}.npy`, EOS (our EOT) after each document.
 
-In spite of their name these files are no NumPy arrays: the reader takes ranges of bytes, and would read a header as
-tokens. Beside each there is a `.csv.gz` with the start and the end of every document, for readers that do not search
-the tokens. OLMo-core evaluates on other data, so by default everything is for training.
+Despite their names these files are not NumPy arrays: the reader takes ranges of bytes, and would read a header as
+tokens. A `.csv.gz` beside each has the start and end of every document, for readers that don't search the tokens.
+OLMo-core evaluates on other data, so by default everything is for training.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ _LINES_AT_ONCE = 2**14  # so that a file of nothing but EOTs takes no more memor
 class DocumentTable(Sidecar):
     """The `.csv.gz`: a line `start,end` for each document that ends in the file, in tokens.
 
-    So OLMo-core's own `write_document_indices` has it: a document that continues in the next file is not listed, as its
-    readers do not see it either. The lines are stored, not deflated, because what deflate makes of them depends on the
-    version of zlib, and a sidecar is verified byte for byte.
-    """
+    As in OLMo-core's own `write_document_indices`, a document that continues in the next file is not listed, because
+    its readers ignore it as well. The lines are stored, not deflated, because the output of deflate depends on the
+    version of zlib, and sidecars are verified byte for byte."""
 
     def name_for(self, shard_name: str) -> str:
         return f"{shard_name.removesuffix('.npy')}.csv.gz"
@@ -47,7 +46,7 @@ class OlmoCore(Layout):
     pattern = r"part-(train|val)-\d{5,}\.(npy|csv\.gz)"
 
     def loader_lines(self, folder: str, names: Sequence[str], vocabulary: Vocabulary) -> list[str]:
-        # With a BOS, as its gpt2() has one, only an EOS before a BOS would be the end of a document.
+        # With a BOS, as in its gpt2(), only an EOS before a BOS would end a document.
         eos, dtype = vocabulary.eot, self.dtype(vocabulary)
         ids = f"vocab_size={vocabulary.size}, eos_token_id={eos}, pad_token_id={eos}"
         tokenizer = f"TokenizerConfig({ids}, bos_token_id=None)"
@@ -63,7 +62,7 @@ class OlmoCore(Layout):
 
 
 def _lines(eots: Iterable[Positions]) -> Iterator[bytes]:
-    """Yield the lines of the table, those of some documents at a time."""
+    """Yield the lines of the table, some documents at a time."""
     start = 0
     for places in eots:
         for first in range(0, len(places), _LINES_AT_ONCE):
@@ -74,7 +73,7 @@ def _lines(eots: Iterable[Positions]) -> Iterator[bytes]:
 
 
 def _store_in_gzip(texts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the blocks of a gzip file that stores these texts, joined; all but the last are full."""
+    """Yield the blocks of a gzip file that stores the joined texts; all but the last are full."""
     yield _GZIP_HEADER
     rest, checksum, length = b"", 0, 0
     for text in texts:

@@ -1,11 +1,11 @@
-"""Define what a sidecar is: a small file that goes with a file of tokens, mostly where its documents are.
+"""Define what a sidecar is: a small file beside a file of tokens, usually with the positions of its documents.
 
-It is a pure function of the finished file: of its length, and of the positions of its EOTs, which are given a block at
-a time, so that memory is constant. Nothing here reads or writes a file: store/sidecars.py does.
+It is a pure function of the finished file: of its length and the positions of its EOTs, which arrive in blocks, so that
+memory is constant. store/sidecars.py reads and writes the files.
 
 Some layouts have their own. `DocumentIndex` is for any layout (`--index`): the token offset of each document that
-starts in a file. That of `train_00000.ds` is `index/train_00000.npy`, a NumPy array of int64. It has a folder of its
-own because some readers open whatever in theirs has `train` or `val` in its name. A document that began in an earlier
+starts in a file; for `train_00000.ds` it is `index/train_00000.npy`, a NumPy array of int64. It has a separate folder,
+because some readers open every file in theirs with `train` or `val` in its name. A document that began in an earlier
 file has no start in this one.
 """
 
@@ -25,12 +25,12 @@ from fineweb_shards.types import Dtype, Positions
 from fineweb_shards.vocabulary import Vocabulary
 
 INDEX_FOLDER = "index"
-NPY_HEADER_BYTES = 128  # for a row of any length
+NPY_HEADER_BYTES = 128  # for an array of any length
 _OFFSETS = np.dtype("<i8")
 
 
 def npy_header(length: int, dtype: Dtype) -> bytes:
-    """Return what comes before the data of a row of `length` numbers."""
+    """Return the header of a one-dimensional array of `length` numbers."""
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": dtype.str, "fortran_order": False, "shape": (length,)})
     header = buffer.getvalue()
@@ -40,19 +40,19 @@ def npy_header(length: int, dtype: Dtype) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What is known of a finished file of tokens without searching it."""
+    """The facts about a finished file of tokens that need no search."""
 
     tokens: int
     dtype: Dtype  # of its tokens
     vocabulary: Vocabulary
     eot_first: bool
     eots: int
-    follows_eot: bool  # the token before its first one in the stream is an EOT, or there is none
+    follows_eot: bool  # an EOT precedes the file in the stream, or nothing does
     ends_with_eot: bool
 
     @property
     def ends(self) -> int:
-        """How many documents end here if EOT comes after them; one that continues in the next file counts."""
+        """How many documents end here if EOT comes after them; one that continues in the next file also counts."""
         return self.eots + (not self.ends_with_eot)
 
     @property
@@ -63,34 +63,33 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class SidecarPart:
-    """Bytes of a sidecar, for a given offset."""
+    """Bytes of a sidecar, and their offset."""
 
     offset: int
     data: bytes
 
 
 class Sidecar(ABC):
-    """The description of a sidecar. It has no state."""
+    """A stateless description of a sidecar."""
 
     @abstractmethod
     def name_for(self, shard_name: str) -> str:
-        """Return the sidecar's name, in the output folder, for a file of tokens."""
+        """Return the sidecar's name in the output folder for a file of tokens."""
 
     @abstractmethod
     def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
-        """Yield the sidecar's bytes; `eots` are the positions of the EOTs in blocks, none of them empty."""
+        """Yield the sidecar's bytes; `eots` has the positions of the EOTs in blocks, none of them empty."""
 
     def size_bytes(self, file: FileFacts) -> int | None:
-        """Return the sidecar's length; None if it can't be known without searching the file."""
+        """Return the sidecar's length; None if only a search of the file could tell."""
         return None
 
 
 def parts_of_all(
     sidecars: Collection[Sidecar], file: FileFacts, eots: Iterable[Positions]
 ) -> Iterator[tuple[Sidecar, SidecarPart]]:
-    """Yield the parts of several sidecars, by one pass over the EOTs. The one with most blocks waiting is next, so
-    that there are never more than a few. (`itertools.tee` keeps 57 blocks and more, which is too much where all tokens
-    are EOTs.)"""
+    """Yield the parts of several sidecars in one pass over the EOTs. The sidecar with most waiting blocks comes next,
+    so that only a few wait. (`itertools.tee` keeps at least 57 blocks, too many where all tokens are EOTs.)"""
     blocks = iter(eots)
     waiting: dict[Sidecar, deque[Positions]] = {sidecar: deque() for sidecar in sidecars}
 
@@ -110,13 +109,13 @@ def parts_of_all(
         sidecar = max(parts, key=lambda one: len(waiting[one]))
         part = next(parts[sidecar], None)
         if part is None:
-            del parts[sidecar], waiting[sidecar]  # no block waits for it any more
+            del parts[sidecar], waiting[sidecar]  # it needs no more blocks
         else:
             yield sidecar, part
 
 
 def in_sequence(blocks: Iterable[bytes]) -> Iterator[SidecarPart]:
-    """Yield the parts of a sidecar whose blocks follow one another."""
+    """Yield consecutive blocks as the parts of a sidecar."""
     offset = 0
     for block in blocks:
         yield SidecarPart(offset, block)
@@ -124,8 +123,8 @@ def in_sequence(blocks: Iterable[bytes]) -> Iterator[SidecarPart]:
 
 
 def document_ends(file: FileFacts, eots: Iterable[Positions]) -> Iterator[Positions]:
-    """Yield the positions at which documents end, with EOT after each. Tokens after the last EOT, of a document that
-    continues in the next file or was cut by --max-tokens, count as one."""
+    """Yield the positions at which documents end, if EOT comes after each. Tokens after the last EOT, of a document
+    that continues in the next file or was cut by --max-tokens, count as a document."""
     for places in eots:
         yield places + 1
     if not file.ends_with_eot:
@@ -145,7 +144,7 @@ class DocumentIndex(Sidecar):
         starts = eots
         if not file.eot_first:
             first = [np.zeros(1, np.int64)] if file.follows_eot else []
-            # After the last EOT of a file the next file begins.
+            # Nothing starts after an EOT that ends the file.
             after = (places[places + 1 < file.tokens] + 1 for places in eots)
             starts = itertools.chain(first, after)
         blocks = (block.astype(_OFFSETS).tobytes() for block in starts)

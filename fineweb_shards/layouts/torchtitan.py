@@ -1,7 +1,7 @@
 """Describe pytorch/torchtitan: `tokens.bin`, always uint32, and `document_offsets.npy` beside it.
 
-These are the files of `PretokenizedMemmapSource` in its components/data/README.md. It has one file of each, so what is
-for validation, by default nothing, has names with `val_` before them. EOT comes after documents.
+These are the files of `PretokenizedMemmapSource` in its components/data/README.md, which has one file of each. So the
+files for validation, by default none, have the prefix `val_`. EOT comes after documents.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Describe charts by values in the units of their axes, and compute pixels; `chart.html` writes them as SVG.
 
-The page needs only three kinds of charts, so no library draws them. Colours come from the page's style sheet, so that
-dark mode works and the Content-Security-Policy has to allow only one style sheet. On a phone a chart is scrolled,
-because a drawing that is merely scaled down can't be read.
+The page needs only three kinds of charts, too few for a library. Colours come from the page's style sheet, so that dark
+mode works and the Content-Security-Policy needs to allow only one style sheet. Phones scroll charts, because they
+would be illegible when scaled down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COLUMN_SPACE = 0.1  # on either side of a column
 _MOST_NAMES = 14  # of columns
 
 Place = tuple[float, float]
-Label = tuple[float, str]  # the place on the horizontal axis, and the text
+Label = tuple[float, str]  # a place on the horizontal axis, and a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Stretch:
     begin: float
     end: float
     value: float = 0.0
-    title: str = ""  # of a column: shown by browsers under the pointer; of the last limit: its name
+    title: str = ""  # of a column: its tooltip; of the last limit: its name
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Chart:
     labels: Sequence[Label]
     columns: Sequence[Stretch] = ()
     lines: Sequence[Sequence[Place]] = ()
-    limits: Sequence[Stretch] = ()  # values to compare with; one above the axis is named at the axis's end
-    areas: Sequence[tuple[str, Sequence[Place]]] = ()  # a title and an outline each; page.css gives each its colour
+    limits: Sequence[Stretch] = ()  # values to compare with; one above the axis is labelled at its end
+    areas: Sequence[tuple[str, Sequence[Place]]] = ()  # titles and outlines; page.css has their colours
     bands: Sequence[tuple[float, float]] = ()  # from one place to another, over the whole height
     dots: Sequence[float] = ()  # at the top
     width: ClassVar[int] = 780
@@ -58,8 +58,7 @@ class Chart:
 
     @cached_property
     def steps(self) -> list[float]:
-        """The labelled values of the vertical axis. A limit far above what was used would press the line to the ground,
-        so it does not count."""
+        """The labelled values of the vertical axis. Limits don't count: one far above the data would flatten it."""
         outlines = [*self.lines, *(outline for _, outline in self.areas)]
         values = [value for line in outlines for _, value in line]
         return round_steps(max([*values, *(column.value for column in self.columns)], default=0.0))
@@ -77,20 +76,19 @@ class Chart:
 
 
 def make_columns(title: str, names: Sequence[str], values: Sequence[float], show: Callable[[float], str]) -> Chart:
-    """Make a chart with a column for each value, and its name below if there is room."""
+    """Make a chart with a column for each value, with names below as far as there is room."""
     columns = [
         Stretch(place + _COLUMN_SPACE, place + 1 - _COLUMN_SPACE, value, f"{name}: {show(value)}")
         for place, (name, value) in enumerate(zip(names, values, strict=True))
     ]
-
     every = math.ceil(len(names) / _MOST_NAMES)
     labels = [(place + 0.5, names[place]) for place in range(0, len(names), every)]
     return Chart("columns", title, show, len(values), labels, columns=columns)
 
 
 def stack_shares(title: str, names: Sequence[str], rows: Sequence[Sequence[int]], wanted: Sequence[float]) -> Chart:
-    """Make a chart of shares along a stream, stacked up to 100 %. Each row has the tokens of each name in the next
-    stretch of the stream; the wanted shares are lines between the areas."""
+    """Make a chart of shares along a stream, stacked up to 100 %. Each row holds the tokens of each name in the next
+    stretch of the stream. The wanted shares are lines between the areas."""
     places = list(accumulate((sum(row) for row in rows), initial=0))
     areas, below = [], [0.0] * len(rows)
     for number, name in enumerate(names):
@@ -99,14 +97,13 @@ def stack_shares(title: str, names: Sequence[str], rows: Sequence[Sequence[int]]
         areas.append((name, outline))
         below = above
     limits = [Stretch(0, places[-1], 100 * value) for value in list(accumulate(wanted))[:-1]]
-    # The last label is the end of the stream, and has the space for it.
+    # The last label is the end of the stream; leave room for it.
     inner = [step for step in round_steps(places[-1]) if step < 0.94 * places[-1]]
     labels = [(place, show_count(place)) for place in (*inner, places[-1])]
     return Chart("shares", title, "{:.0f} %".format, places[-1], labels, limits=limits, areas=areas)
 
 
 def _draw_steps(places: Sequence[float], values: Sequence[float]) -> list[Place]:
-    """Return a line that has each value from one place to the next."""
     return [(place, value) for ends, value in zip(pairwise(places), values, strict=True) for place in ends]
 
 

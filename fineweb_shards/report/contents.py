@@ -1,5 +1,5 @@
-"""Make the report's sections about what is in the shards: the parts of a mix, lengths of documents, frequent tokens,
-what was left out, the files with their hashes, and the settings they were made with."""
+"""Make the report's sections about the content of the shards: the parts of a mix, document lengths, frequent tokens,
+omissions, the files with their hashes, and the settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from itertools import pairwise
 from fineweb_shards.reading.statistics import TokenStatistics, bucket_range, spell
 from fineweb_shards.report.charts import make_columns, stack_shares
 from fineweb_shards.report.facts import Facts, Section, Table
-from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.watching.shares import shares_in, show_share
 from fineweb_shards.watching.status import describe_shuffle
@@ -18,8 +17,8 @@ _STRETCHES = 150  # of the chart of a mix
 _SHOWN_TOKENS = 25
 _SHOWN_QUARANTINED = 100
 _SHOWN_SHARDS = 1000
-_FOLDED_SHARDS = 12  # a longer table is folded, to be opened by a click
-# Names of the manifest's totals, and what is said of them: before the number, its noun, after it.
+_FOLDED_SHARDS = 12  # longer tables are collapsed
+# The manifest's totals, each with the words before its noun, the noun, and the words after it.
 LEFT_OUT = (
     ("skipped_documents", "Skipped", "document", " without a text (null)"),
     ("replaced_characters", "Replaced by U+FFFD", "invalid character", ""),
@@ -35,8 +34,8 @@ LEFT_OUT = (
 
 
 def list_parts(facts: Facts) -> Section | None:
-    """Return the parts of a mix as a table, and their shares along the stream as a chart, if a shard is finished and
-    it is not shuffled; None if the input is no mix."""
+    """Return a table of the parts of a mix and, if a shard is finished and the stream is not shuffled, a chart of their
+    shares along the stream; None if the input is not a mix."""
     manifest = facts.status.manifest
     shares = shares_in(manifest) if manifest is not None else ()
     if manifest is None or not shares:
@@ -57,8 +56,9 @@ def list_parts(facts: Facts) -> Section | None:
     table = Table({"part": "part", "input": "text", **numbers, "epoch": "name"}, rows)
     if manifest.is_shuffled:  # then every shard is a random sample of the mix
         return {"table": table, "chart": None}
-    # The records of one checkpoint, and those of files for validation, have what the one before has.
-    counts = [*dict.fromkeys([(0,) * len(shares), *(_tokens_of(record) for record in manifest.shards)])]
+    # Records of the same checkpoint, and of validation files, repeat the previous counts.
+    taken = (tuple(part.tokens for part in record.taken) for record in manifest.shards)
+    counts = [*dict.fromkeys([(0,) * len(shares), *taken])]
     last = len(counts) - 1
     if not last:
         return {"table": table, "chart": None}
@@ -68,10 +68,6 @@ def list_parts(facts: Facts) -> Section | None:
     title = f"Shares of {len(shares):,} parts along {show_count(sum(thin[-1]))} tokens"
     names = [part.label for part in shares]
     return {"table": table, "chart": stack_shares(title, names, made, [part.requested_share for part in shares])}
-
-
-def _tokens_of(record: ShardRecord) -> tuple[int, ...]:
-    return tuple(part.tokens for part in record.taken)
 
 
 def measure_lengths(facts: Facts) -> Section | None:
@@ -118,7 +114,7 @@ def list_tokens(facts: Facts) -> Section | None:
 
 
 def describe_basis(facts: Facts) -> str:
-    """Say which tokens the figures were counted over."""
+    """Return a sentence about which tokens were counted."""
     figures, manifest = facts.figures, facts.status.manifest
     if figures.whole:
         counted = f"Counted over all {figures.statistics.tokens:,} tokens of the finished shards"
@@ -128,7 +124,7 @@ def describe_basis(facts: Facts) -> str:
 
 
 def _figures(facts: Facts) -> TokenStatistics | None:
-    # If all tokens were counted in order, with the stream's first and last document.
+    """Return the statistics, with the stream's first and last document if all tokens were counted in order."""
     figures, manifest = facts.figures, facts.status.manifest
     if not figures.statistics.tokens or manifest is None:
         return None
@@ -138,12 +134,11 @@ def _figures(facts: Facts) -> TokenStatistics | None:
 
 
 def count_left_out(facts: Facts) -> Section | None:
-    """Return the counts of what was left out or changed, without those that are 0; None while there is no manifest, as
-    a run starts."""
+    """Return the counts above 0 of what was left out or changed; None before the first manifest."""
     manifest = facts.status.manifest
     if manifest is None:
         return None
-    # Once the build is complete the totals also count what came after the last shard.
+    # The totals of a complete build include the input after the last shard.
     counts = {**asdict(manifest.counts), **manifest.totals, "quarantined_documents": len(manifest.quarantined)}
     rows = [[f"{what}: {noun}s{more}", f"{counts[name]:,}"] for name, what, noun, more in LEFT_OUT if counts.get(name)]
     table = Table({"what": "text", "count": "number"}, rows, heads=True) if rows else None
@@ -163,7 +158,7 @@ def count_left_out(facts: Facts) -> Section | None:
 
 
 def list_shards(facts: Facts) -> Section | None:
-    """Return the table of the last shards, with notes; None before the first one is finished."""
+    """Return a table of the last shards, with notes; None before the first one is finished."""
     manifest = facts.status.manifest
     if manifest is None or not manifest.shards:
         return None
@@ -178,7 +173,7 @@ def list_shards(facts: Facts) -> Section | None:
     short = last_tokens < manifest.settings["shard_tokens"] and not manifest.layout.one_file
     if manifest.complete and short:
         notes.append(f"The last shard holds the rest, {last_tokens:,} tokens: that is expected.")
-    # Of a file that grows there is a row for each checkpoint.
+    # A growing file has a row for each checkpoint.
     noun = "shard" if manifest.shard_count == count else "segment"
     summary = f"{'All' if len(rows) == count else 'The last'} {show_number_of(len(rows), noun)}"
     numbers = dict.fromkeys(("tokens", "documents", "bytes"), "number")
@@ -187,7 +182,7 @@ def list_shards(facts: Facts) -> Section | None:
 
 
 def list_settings(facts: Facts) -> Table | None:
-    """Return the table of settings, input and versions; None while there is no manifest, as a run starts."""
+    """Return a table of settings, input and versions; None before the first manifest."""
     manifest, heartbeat = facts.status.manifest, facts.status.heartbeat
     if manifest is None:
         return None

@@ -1,7 +1,7 @@
-"""Read everything that the report needs from the files of an output folder; its path, its kind of table.
+"""Read everything that the report needs from the files of an output folder.
 
-The next steps: `runs.py` and `contents.py` turn the facts into texts, tables and charts, a `Section` for each part of
-the page, and `page.py` puts these into the template `page.html`.
+Next, `runs.py` and `contents.py` turn these facts into texts, tables and charts, a `Section` for each part of the page,
+and `page.py` renders the template `page.html` with them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Facts:
     history: History
     figures: FolderStatistics = field(default_factory=FolderStatistics)
     samples: list[Sample] = field(default_factory=list)
-    problem: str = ""  # why there are no figures about documents
+    problem: str = ""  # why there are no statistics
     gathered: float = field(default_factory=time.time)  # seconds since 1970
 
 
 def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
-    """Read the files of a folder. If a shard is damaged, or can't be read now, there are no figures about documents,
-    but there is a page. `alive` is whether a run is active there, if the caller knows."""
+    """Read the files of a folder. If a shard is damaged or unreadable, the page has no statistics. `alive` is whether a
+    run is active there, if known."""
     status, history = read_status(store, alive=alive), load_history(store.folder)
     if status.manifest is None or not status.manifest.shards:
         return Facts(status, history)
@@ -65,7 +65,7 @@ class Table:
     bars: Sequence[float] = ()  # a value above 0 for each row, drawn beside its last cell
 
 
-Section = dict[str, Any]  # what page.html shows of a part of the page, by the names that it has there
+Section = dict[str, Any]  # a part of the page, by the names in page.html
 
 
 def show_moment(seconds: float) -> str:

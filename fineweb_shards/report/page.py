@@ -1,8 +1,8 @@
 """Write the report: one HTML file without scripts, which loads nothing and escapes all text from documents.
 
 The template engine escapes every text, and unprintable characters (terminal escapes, bidi controls, NUL …) are removed.
-The Content-Security-Policy allows one style sheet, by its hash, and nothing else: even a mistake in the escaping could
-not run or fetch anything.
+The Content-Security-Policy allows only one style sheet, by its hash: even a mistake in the escaping could not run or
+fetch anything.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from fineweb_shards.system.durable import output_error, write_quickly
 from fineweb_shards.system.own_files import claim_folder
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes
-from fineweb_shards.watching.run_files import RunRecord
+from fineweb_shards.watching.run_files import RunRecord, State
 from fineweb_shards.watching.status import RUNNING
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-from fineweb_shards.watching.run_files import State
 
 _REFRESH_SECONDS = 60
 
 
 def write_report(store: Store, *, alive: bool | None = None, path: Path | None = None) -> Path:
-    """Write the page and return its path, in the work folder unless it is given. A run rewrites it every minute and at
-    its end. `alive` is whether a run is active in the folder, if the caller knows."""
+    """Write the page, by default in the work folder, and return its path. A run rewrites it every minute and at its
+    end. `alive` is whether a run is active in the folder, if known."""
     given, path = path is not None, path or report_path(store.folder)
     page = render_page(gather_facts(store, alive=alive))
     try:
-        if given:  # in the scratch folder of a bucket, whose name is of this program, too
+        if given:  # in the scratch folder of a bucket, whose parent is also ours
             claim_folder(path.parent.parent)
         claim_folder(path.parent)
         write_quickly(path, page.encode())
@@ -78,14 +77,13 @@ def render_page(facts: Facts) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Load the template engine: only for the first page, so that a run starts sooner, and only once, because a run
-    writes the page every minute."""
+    """Load the template engine, once and only when needed, so that a run starts sooner."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
         loader=PackageLoader(__package__, ""),
         autoescape=True,
-        undefined=StrictUndefined,  # a misspelled name is an error, not an empty place
+        undefined=StrictUndefined,  # a misspelt name is an error, not an empty string
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,
@@ -93,9 +91,8 @@ def _environment() -> Environment:
 
 
 def closing_lines(store: Store, run: RunRecord) -> list[str]:
-    """Return a line each for what was fetched, for waits, and for the report, if there are any. After a start that
-    failed the report has nothing to tell. After an error it is unknown whether the copy of the report in a bucket is
-    the last one."""
+    """Return the summary's lines about fetched bytes, waits, and the report, as far as there are any. A run that failed
+    to start has no report to show."""
     rows = []
     if run.fetched_bytes:
         speed = show_bytes(run.fetched_bytes / max(run.work_seconds, 1e-9))

@@ -1,6 +1,5 @@
-"""Make the report's sections about the runs: the state in one line and a few large figures, the list of runs (each
-start and resume, how it ended, what it made, what it waited for), and charts of speed and memory over time, with waits
-and faults."""
+"""Make the report's sections about the runs: the state and a few key figures, the list of runs (start, end, results,
+waits), and charts of speed and memory over time, with waits and faults."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ _RUN_COLUMNS = {
 }  # fmt: skip
 _BINS = 150  # of a chart
 _LABELS = 7  # of its horizontal axis
-_LEAST_BIN_SECONDS = 4.0  # tokens arrive in large blocks: a finer line would only show those
+_LEAST_BIN_SECONDS = 4.0  # tokens arrive in large blocks: a finer line would show only noise
 _NARROWEST_BAND_SHARE = 1 / 300  # of the width: a narrower band would be invisible
 
-Value = Callable[[Point, Point], float]  # the value to draw, computed from a point and the one before
+Value = Callable[[Point, Point], float]  # the value to draw, from a point and its successor
 
 
 def make_headline(facts: Facts) -> Section:
-    """Choose the facts for the top of the page."""
+    """Return the facts at the top of the page."""
     status, source = facts.status, ""
     if status.manifest is not None:
         parts = [part for part in status.manifest.parts if part.files]
@@ -67,7 +66,7 @@ def _list_figures(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "on disk", show_bytes(sum(record.bytes for record in manifest.shards))
         if manifest.seconds and manifest.tokens:
             yield "working time, without waits", show_seconds(manifest.seconds)
-            if manifest.complete or not manifest.is_shuffled:  # else much of the time was for shards to come
+            if manifest.complete or not manifest.is_shuffled:  # else much of the time was spent on future shards
                 yield "tokens/s while working", show_count(manifest.tokens / manifest.seconds)
     if len(runs) > 1:
         yield "runs", f"{len(runs):,}"
@@ -84,11 +83,11 @@ def _list_figures(facts: Facts) -> Iterator[tuple[str, str]]:
 
 
 def list_runs(facts: Facts) -> Section | None:
-    """Return a row for each run; None if no run is known."""
+    """Return a table with a row for each run; None if no run is known."""
     runs, manifest = facts.history.runs[-_SHOWN_RUNS:], facts.status.manifest
     if not runs:
         return None
-    # The tokens of a run that are in finished shards, or recorded in piles: the next run began after those.
+    # Tokens that a run has left in finished shards or recorded piles: the next run began after them.
     ends = [after.first_tokens for _, after in pairwise(runs)]
     ends.append(manifest.tokens + manifest.piled_tokens if manifest is not None else runs[-1].first_tokens)
     kept = [(run, max(0, end - run.first_tokens)) for run, end in zip(runs, ends, strict=True)]
@@ -101,7 +100,7 @@ def list_runs(facts: Facts) -> Section | None:
 
 
 def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:
-    made_tokens = max(run.new_tokens, kept_tokens)  # a killed run's last seconds are not in the history
+    made_tokens = max(run.new_tokens, kept_tokens)  # the history lacks a killed run's last seconds
     began, ended = show_moment(run.begin), show_moment(run.end)
     if began.split()[0] == ended.split()[0]:
         ended = ended.split()[1]  # the same day
@@ -119,7 +118,7 @@ def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:
 
 
 def list_marks(facts: Facts) -> Section | None:
-    """Return a row for each wait and each fault; None if there was none."""
+    """Return a table with a row for each wait and each fault; None if there were none."""
     marks, rows = facts.history.marks, []
     for mark in marks[-_SHOWN_MARKS:]:
         waited = "still waiting" if mark.end is None else f"waited {show_seconds(mark.end - mark.time)}"
@@ -129,7 +128,7 @@ def list_marks(facts: Facts) -> Section | None:
 
 
 def chart_runs(facts: Facts) -> Section | None:
-    """Make two charts with the same time axis, to be shown one below the other; None if there are too few points."""
+    """Make two charts with the same time axis; None if there are too few points."""
     history, marks = facts.history, facts.history.marks
     runs = _split_runs(history.points)
     if not runs:
@@ -179,19 +178,19 @@ def _make_chart(
 
 
 def _split_runs(points: Sequence[Point]) -> list[list[Point]]:
-    """Return the points of each run that has at least two, enough for a line."""
+    """Return the points of each run with at least two, enough for a line."""
     runs = [list(run) for _, run in groupby(points, lambda point: point.run)]
     return [run for run in runs if len(run) > 1]
 
 
 def _make_line(axis: TimeAxis, run: list[Point], share: float, value: Value) -> list[Place]:
-    """Make the line of a run, with no more points than its `share` of the chart's width can show: some of them, evenly
-    chosen, with the first and the last."""
+    """Make the line of a run. If it has more points than its `share` of the chart's width can show, choose some of them
+    evenly, including the first and the last."""
     bins = min(_BINS * share, (run[-1].time - run[0].time) / _LEAST_BIN_SECONDS)
     most = min(len(run), max(2, round(bins)))
     thin = [run[round(number * (len(run) - 1) / (most - 1))] for number in range(most)]
     line = [(axis.position(after.time), value(before, after)) for before, after in pairwise(thin)]
-    return [(axis.position(run[0].time), line[0][1]), *line]  # so that a run of only two points has a line
+    return [(axis.position(run[0].time), line[0][1]), *line]  # two points, even for a run with only two
 
 
 def _tokens_per_second(before: Point, after: Point) -> float:
@@ -200,30 +199,29 @@ def _tokens_per_second(before: Point, after: Point) -> float:
 
 
 class TimeAxis:
-    """The runs one right after the other, as if no time had passed between them: converts moments, in seconds since
-    1970, to places between 0 and `length`, and back."""
+    """Time without the gaps between runs: converts moments, in seconds since 1970, to places between 0 and `length`,
+    and back. `spans` are the beginning and the end of each run."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
-        """Make the axis; `spans` are the beginning and the end of each run."""
         self._spans = spans
         lengths = (end - begin for begin, end in spans)
         *self._starts, self.length = accumulate(lengths, initial=0.0)  # the place of each span's beginning
 
     def position(self, moment: float) -> float:
-        """Return the place of a moment; between two runs, it is the end of the first."""
+        """Return the place of a moment; for one between two runs, the end of the first."""
         number = max(0, bisect_right([begin for begin, _ in self._spans], moment) - 1)
         begin, end = self._spans[number]
         return self._starts[number] + min(max(0.0, moment - begin), end - begin)
 
     def labels(self) -> list[tuple[float, str]]:
-        """Return labels with times of day (and dates, if there are several days), evenly spread from end to end. Not at
-        round times: without the time between runs those would be uneven, or missing."""
+        """Return evenly spaced labels with times of day, and dates if there are several days. Not at round times:
+        without the gaps between runs those would be unevenly spaced, or missing."""
         if not self._spans:
             return []
         whole_seconds = self._spans[-1][1] - self._spans[0][0]
         short = "%H:%M:%S" if whole_seconds <= 600 else "%H:%M"
         form = "%d %b %H:%M" if whole_seconds > 86400 else short
-        count = max(2, min(_LABELS, int(self.length) + 1))  # no second twice
+        count = max(2, min(_LABELS, int(self.length) + 1))  # at most one per second
         labels = []
         for place in (self.length * number / (count - 1) for number in range(count)):
             span = max(0, bisect_right(self._starts, place) - 1)

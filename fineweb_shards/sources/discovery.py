@@ -1,8 +1,7 @@
-"""Find the files that each value of `--input` stands for: a file, a folder, a glob, a pipe, or an address in a bucket;
-and note everything that is not taken.
+"""Expand each value of `--input` (a file, folder, glob, pipe, or address in a bucket) to files; report skipped ones.
 
-A folder is the glob `**/*`. Links to folders are followed, but every folder is read once, however many names lead to
-it: a link to a parent folder makes no loop, and one to a sibling gives no document twice.
+A folder is the glob `**/*`. Links to folders are followed, but every folder is read only once, under whichever name: a
+link to a parent folder causes no loop, and one to a sibling no duplicates.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from fineweb_shards.units import show_number_of
 
 OpenBucket = Callable[[str], Bucket]
 _ANY_DEPTH = "**"
-_COMPARED_NAMES = 1000  # with a name that does not exist: each takes a tenth of a millisecond
-_Rest = tuple[str, ...]  # the parts of a pattern that are still to be matched
-_FOLDER_PATTERN: _Rest = (_ANY_DEPTH, "*")  # what a folder stands for
+_COMPARED_NAMES = 1000  # for "Did you mean": 0.1 ms each
+_Rest = tuple[str, ...]  # the parts of a pattern still to be matched
+_FOLDER_PATTERN: _Rest = (_ANY_DEPTH, "*")  # equivalent to a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Found:
     """A file of the input."""
 
     path: str
-    name: str  # relative to the --input it was found by
+    name: str  # relative to the --input
     problem: str | None = None  # why it can't be read
     info: ObjectInfo | None = None  # of an object in a bucket
     is_pipe: bool = False
@@ -47,24 +46,23 @@ class Found:
 
     @property
     def real_path(self) -> str:
-        """The same for all names that lead to the file."""
+        """One path for all names of the file."""
         return self.path if self.path == STANDARD_INPUT or self.info else os.path.realpath(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How files are searched for."""
+    """The settings of a search."""
 
     format_name: str
     is_output: Callable[[str], bool] = lambda path: False  # of this build
-    is_earlier_output: Callable[[str], bool] = lambda path: False  # of any other one
+    is_earlier_output: Callable[[str], bool] = lambda path: False  # of any other build
     note: Callable[[str], None] = lambda text: None
     open_bucket: OpenBucket = open_remote
 
 
 def find_inputs(flag: str, inputs: tuple[str, ...], search: Search) -> list[Found]:
-    """Return the files that all values of a flag stand for, without what builds have made; note what another one has
-    made."""
+    """Expand all values of a flag, without the output of builds; report that of other builds."""
     taken: list[Found] = []
     for text in inputs:
         expanded = _expand(flag, text, search)
@@ -74,8 +72,8 @@ def find_inputs(flag: str, inputs: tuple[str, ...], search: Search) -> list[Foun
         if expanded and not found:
             folder = os.path.dirname(expanded[0].path) or os.curdir
             raise InputError(
-                f"{flag} {text}: these are shards that a build has made, with their manifest, and no texts.",
-                "Nothing has to be built to train on them. To copy them into another layout or size: "
+                f"{flag} {text}: these are the shards of a build, with their manifest, not texts.",
+                "They are ready to train on. To copy them into another layout or size: "
                 f"fineweb-shards export {shlex.quote(folder)} --layout NAME --out FOLDER",
             )
         if earlier:
@@ -86,23 +84,22 @@ def find_inputs(flag: str, inputs: tuple[str, ...], search: Search) -> list[Foun
 
 
 def readable_name(name: str) -> str:
-    """Return a file's name as valid text, reversibly: `\\xff` stands for a byte that is no UTF-8, and `\\x5c` for a
+    """Return a file's name as valid text, reversibly: `\\xff` stands for a byte that is not UTF-8, and `\\x5c` for a
     backslash that would look like such an escape."""
     return os.fsencode(name).replace(b"\\x", b"\\x5cx").decode("utf-8", "backslashreplace")
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Show some names."""
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _expand(flag: str, text: str, search: Search) -> list[Found]:
-    """Return the files that one value of a flag stands for. A file named directly is taken, whatever its ending."""
+    """Expand one value of a flag. A file named directly is taken, whatever its extension."""
     if text == STANDARD_INPUT:
         return [Found(STANDARD_INPUT, STANDARD_INPUT, is_pipe=True)]
     if not text.strip():
         raise UsageError(
-            f"{flag} is empty; perhaps a variable of the shell is not set.",
+            f"{flag} is empty; perhaps a shell variable is not set.",
             f"Name a file, a folder or a glob; the current folder is {flag} .",
         )
     if is_url(text):
@@ -115,7 +112,7 @@ def _expand(flag: str, text: str, search: Search) -> list[Found]:
         mode = 0
     if stat.S_ISREG(mode):
         return [Found(str(path), path.name)]
-    if stat.S_ISFIFO(mode):  # a fixed name, because a shell's <(…) has another number every time
+    if stat.S_ISFIFO(mode):  # a fixed name, because the number of a shell's <(…) changes every time
         return [Found(str(path), "pipe" if path.parent.name == "fd" else path.name, is_pipe=True)]
     is_folder = stat.S_ISDIR(mode)
     if not is_folder and not glob.has_magic(text):
@@ -128,10 +125,10 @@ def _expand(flag: str, text: str, search: Search) -> list[Found]:
 
 
 def _expand_url(flag: str, text: str, search: Search) -> list[Found]:
-    """Return the objects that an address stands for: one object, a folder, or a glob; on a web server one file.
+    """Expand an address: an object, a folder, or a glob; on a web server one file.
 
-    A store has no folders, only names with slashes. A folder is what has such a name before it, and the rules of a
-    local folder hold: everything below it, except what is hidden.
+    Stores have no folders, only names with slashes. A common prefix counts as a folder, by the rules of local ones:
+    everything below it is taken, except hidden files.
     """
     if is_web(text):
         file = parse_address(text).prefix
@@ -141,7 +138,7 @@ def _expand_url(flag: str, text: str, search: Search) -> list[Found]:
         return [Found(text, PurePosixPath(file).name, info=info)]
     folder, pattern = split_glob(text)
     is_folder = False
-    if not any(letter in text for letter in "*?"):  # [ may be a part of a name
+    if not any(letter in text for letter in "*?"):  # [ may be part of a name
         address = BucketAddress.parse(text)
         parent, _, name = address.prefix.rpartition("/")
         if name and not text.endswith("/"):
@@ -158,7 +155,7 @@ def _expand_url(flag: str, text: str, search: Search) -> list[Found]:
     objects = {
         one.name: one
         for one in listed
-        # Some programs mark a folder by an empty object.
+        # Some programs mark a folder with an empty object.
         if (one.size_bytes or one.name not in marked) and _matches_glob(one.name.split("/"), wanted)
     }
     if not objects and is_folder:
@@ -168,7 +165,7 @@ def _expand_url(flag: str, text: str, search: Search) -> list[Found]:
 
 
 def choose_paths(text: str, path: str, names: Collection[str], search: Search) -> list[str]:
-    """Return those of a dataset's files for which a path in it stands, by the same rules; `text` is its address."""
+    """Expand a path in a dataset by the same rules; `text` is its address, and `names` are the dataset's files."""
     if path in names:
         return [path]
     is_folder = not glob.has_magic(path)
@@ -182,14 +179,14 @@ def choose_paths(text: str, path: str, names: Collection[str], search: Search) -
 
 @dataclass
 class _Findings:
-    """What a walk has found, or a listing of a bucket. Names are paths relative to its root."""
+    """The results of a walk or of a bucket's listing. Names are paths relative to the root."""
 
     root: str
     files: list[str] = field(default_factory=list)  # sorted, so that the order is the same on every machine
     unreadable: dict[str, str] = field(default_factory=dict)  # name to reason
-    not_files: list[str] = field(default_factory=list)  # folders that a glob matches, sockets and the like
+    not_files: list[str] = field(default_factory=list)  # folders that match a glob, sockets and the like
     repeated_folders: list[str] = field(default_factory=list)  # links to folders read under another name
-    objects: dict[str, ObjectInfo] = field(default_factory=dict)  # in a bucket, by their names
+    objects: dict[str, ObjectInfo] = field(default_factory=dict)  # in a bucket, by name
 
     def path_of(self, name: str) -> str:
         if is_url(self.root):
@@ -200,9 +197,9 @@ class _Findings:
 
 
 def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folder: bool) -> list[Found]:
-    """Return the files that can be read, by their endings; note which ones are skipped."""
+    """Return the files with known extensions; report the skipped ones."""
     given = f"{flag} {text}"
-    # A glob may itself fix the ending of its files, as `*.log` does.
+    # A glob such as `*.log` fixes the extension itself.
     last = os.path.basename(text)
     ending = os.path.splitext(last)[1]
     spells_ending = not glob.has_magic(last) or (ending != "" and not glob.has_magic(ending))
@@ -214,8 +211,8 @@ def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folde
     if not taken and not findings.unreadable:
         why, hint = "no file matches", "Check the pattern (and quote it)."
         if is_folder or skipped:
-            why = f"holds no file with a known ending{': ' if skipped else ''}{first_few(skipped)}"
-            hint = f"Known are {', '.join(BY_ENDING)}, also with .gz or .zst; say what the files are with --format."
+            why = f"holds no file with a known extension{': ' if skipped else ''}{first_few(skipped)}"
+            hint = f"Known extensions: {', '.join(BY_ENDING)}, also with .gz or .zst; otherwise use --format."
         raise InputError(f"{given}: {why}.", hint)
     if skipped:
         count = show_number_of(len(skipped), "file")
@@ -229,8 +226,7 @@ def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folde
 
 
 def _missing_error(given: str, path: Path) -> InputError:
-    """Return an error that says why a path is neither a file nor a folder, with what was probably meant, or what is
-    there instead."""
+    """Return the error for a path that is neither a file nor a folder, with a suggestion, or what exists instead."""
     why, hint = "neither a file nor a folder", "Name a file, a folder or a glob that can be read."
     try:
         os.stat(path)
@@ -242,7 +238,7 @@ def _missing_error(given: str, path: Path) -> InputError:
     missing = next((one for one in reversed(path.parents) if not os.path.isdir(one)), None)
     names = sorted(map(readable_name, os.listdir(folder))) if missing is None and os.access(folder, os.R_OK) else []
     if missing is not None:
-        hint = f"There is no folder {missing}, either."
+        hint = f"The folder {missing} does not exist, either."
     elif names:
         here = "The current folder" if folder == Path() else str(folder)
         match = closest(path.name, names[:_COMPARED_NAMES])
@@ -251,20 +247,19 @@ def _missing_error(given: str, path: Path) -> InputError:
 
 
 def _why_unreadable(path: str | Path, error: OSError) -> str:
-    """Say why nothing can be found out about a path."""
     if error.errno != errno.ENOENT:
         return error.strerror or str(error)
-    return f"a link to {os.readlink(path)}, which is not there" if os.path.islink(path) else "no such file or folder"
+    return f"a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else "no such file or folder"
 
 
 def _walk(root: str, pattern: _Rest) -> _Findings:
-    """Find everything below a folder that matches a pattern, by the rules of the shell: nothing hidden, and `**` is any
-    number of folders."""
+    """Find everything below a folder that matches a pattern, by the rules of the shell: no hidden files, and `**`
+    matches any number of folders."""
     findings = _Findings(root)
     folders = [(False, "", frozenset([pattern]))] if os.path.isdir(root) else []
     read: set[tuple[int, int, frozenset[_Rest]]] = set()
     while folders:
-        _, folder, wanted = heapq.heappop(folders)  # links last, so that a folder is named by its own path
+        _, folder, wanted = heapq.heappop(folders)  # links last, so that a folder is read under its own path
         path = findings.path_of(folder)
         wanted |= {rest[1:] for rest in wanted if rest[0] == _ANY_DEPTH}
         heads = {rest[0] for rest in wanted}
@@ -272,7 +267,7 @@ def _walk(root: str, pattern: _Rest) -> _Findings:
             status = os.stat(path)
             if any(glob.has_magic(part) for part in heads):
                 names = os.listdir(path)
-            else:  # not listed, which may be forbidden
+            else:  # without listing the folder, which may be forbidden
                 names = [part for part in heads if os.path.lexists(os.path.join(path, part))]
         except OSError as error:
             findings.unreadable[folder or "."] = f"the folder can't be read: {error.strerror}"
@@ -301,12 +296,12 @@ def _walk(root: str, pattern: _Rest) -> _Findings:
 
 
 def _with_files(pattern: _Rest) -> _Rest:
-    """Return a pattern that stands for files: `**` at its end means those in all folders."""
+    """Return a pattern that matches files: a final `**` means the files in all folders."""
     return (*pattern, "*") if pattern[-1] == _ANY_DEPTH else pattern
 
 
 def _matches_glob(name: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Tell whether the parts of a name match those of a pattern, by the same rules as a walk."""
+    """Return whether the parts of a name match those of a pattern, by the rules of `_walk`."""
     if not pattern:
         return not name
     if pattern[0] == _ANY_DEPTH and _matches_glob(name, pattern[1:]):

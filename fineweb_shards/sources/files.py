@@ -1,7 +1,6 @@
-"""Turn `--input` into a list of files, each with its format, found by its name, and a hash of samples; and check on a
-resume that they are those in the manifest.
+"""Turn `--input` into a list of files, with formats and hashes of samples; on a resume, compare it with the manifest.
 
-Those of `--val-input` come first: so validation is the beginning of the stream, as by most other rules.
+The files of `--val-input` come first, so that validation is the beginning of the stream, as with most other rules.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _SAMPLES = 8
 _NOT_IN_THE_MANIFEST = (
     "index", "path", "format", "place", "problem", "is_pipe", "for_validation", "separator",
 )  # fmt: skip
-_Record = dict[str, Any]  # what the manifest has of a file
+_Record = dict[str, Any]  # a file in the manifest
 
 
 def find_files(
@@ -51,12 +50,12 @@ def find_files(
     note: Callable[[str], None] = lambda text: None,
     open_bucket: OpenBucket = open_remote,
 ) -> tuple[InputFile, ...]:
-    """Find all files that the inputs name, in the order they will be read: first those of `val_inputs`, which are for
-    validation only, even if an input names them as well.
+    """Find all input files, in reading order: first those of `val_inputs`, which are for validation only, even if
+    `inputs` names them as well.
 
-    The program's own output is never input, even if --out is inside the input's folder, nor is that of another build.
-    What can't be read is an error or, with `skip_bad`, a file with a problem. With `find_separators`, texts on this
-    machine get what was found between their documents. `note` is called with what was skipped.
+    The output of a build is never input, even if --out is inside the input's folder. A file that can't be read is an
+    error or, with `skip_bad`, has a `problem`. With `find_separators`, the separators of local texts are detected.
+    `note` receives messages about skipped files.
     """
     if not inputs:
         raise InputError(
@@ -76,7 +75,7 @@ def find_files(
     for index, one in enumerate(found):
         file, samples = _describe(index, one, format_name)
         if find_separators and samples and file.format == TEXT:
-            with contextlib.suppress(BadFileError):  # it is refused when it is its turn
+            with contextlib.suppress(BadFileError):  # raised again when the file is read
                 check_is_text(file, samples[0][:SAMPLE_BYTES])
                 file = replace(file, separator=detect_separator(samples))
         files.append(file)
@@ -88,7 +87,7 @@ def find_files(
 
 
 def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, list[bytes]]:
-    """Return a file, and samples of its content if it is on this machine and not packed; the first is its beginning."""
+    """Return a file and, if it is local and not compressed, samples of its content; the first is its beginning."""
     path = found.path
     known, compression = split_suffixes(found.name)
     kind = (known or TEXT) if format_name == "auto" else format_name
@@ -121,7 +120,7 @@ def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, li
                 content.seek(offset)
                 samples.append(content.read(SAMPLE_BYTES))
             head = samples[0]
-            if kind == TEXT and status.st_size > SAMPLE_BYTES:  # the more, the better for separators
+            if kind == TEXT and status.st_size > SAMPLE_BYTES:  # detecting separators takes more
                 content.seek(0)
                 head = content.read(HEAD_BYTES)
     except OSError as error:
@@ -131,22 +130,22 @@ def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, li
     return file, [] if compression else [head, *samples[1:]]
 
 
-# What the manifest has of the files, and whether they are still the same on a resume.
+# The files in the manifest, and whether they are unchanged on a resume
 
 _SAMPLED = re.compile("[0-9a-f]{64}")  # the hash of a file's samples
-# Hashes that follow from the content alone: of samples, git's, and the MD5 that is the ETag of an object which was sent
-# in one piece. Any other ETag may be another one for a copy.
+# Hashes that depend only on the content: of samples, git's, and the MD5 that is the ETag of an object uploaded in one
+# piece. Any other ETag may differ for a copy.
 _OF_CONTENT = (_SAMPLED, re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{32}"))
 _RESTORE_HINT = "Restore the input as it was, or start over with what it is now: another --out, or --fresh."
 
 
 def files_to_json(files: tuple[InputFile, ...]) -> list[_Record]:
-    """Describe the files for the manifest: without paths, which differ on another machine, and mostly without formats,
-    which follow from names and settings (a file of the hub may be streamed or downloaded)."""
+    """Describe the files for the manifest: without paths, which differ between machines, and mostly without formats,
+    which follow from names and settings (a file on the hub may be streamed or downloaded)."""
     kept = [field.name for field in fields(InputFile) if field.name not in _NOT_IN_THE_MANIFEST]
     return [
         {name: getattr(file, name) for name in kept}
-        # A folder that an earlier version began must not resume with CSV that it has read as text.
+        # A resume must notice that an earlier version read this CSV as text.
         | ({"format": file.format} if FORMATS[file.format].was_text and file.place == LOCAL else {})
         | ({"for_validation": True} if file.for_validation else {})
         | ({"separator": file.separator} if file.separator else {})
@@ -155,20 +154,20 @@ def files_to_json(files: tuple[InputFile, ...]) -> list[_Record]:
 
 
 def check_same_files(files: tuple[InputFile, ...], recorded: list[_Record], *, same_source: bool) -> None:
-    """Raise ChangedError if the files are not those that the manifest records.
+    """Raise ChangedError if the files are not those in the manifest.
 
-    Size and samples don't show every change, so a different modification time is refused as well, and hashes that can't
-    be compared, unless the user says that the file is a copy (`same_source`).
+    Size and samples don't reveal every change. So a different modification time is refused as well, and so are hashes
+    that can't be compared, unless the user vouches for a copy (`same_source`).
     """
     _check_same_names(files, recorded)
     for file, new, old in zip(files, files_to_json(files), recorded, strict=True):
-        # A resume takes separators from the manifest, so they can't be different.
+        # A resume takes separators from the manifest.
         different = {name for name in new if name != "separator" and new[name] != old.get(name)}
-        if _is_of_store(old):  # such a record has no format, and no earlier version read it as text
+        if _is_of_store(old):  # recorded without a format, and never read as text by an earlier version
             different.discard("format")
         if not different:
             continue
-        # All that is different may also differ between a file and its copy, unless hashes prove otherwise.
+        # A copy may differ in date and ETag, unless comparable hashes prove another content.
         hashes = new["content_hash"], old.get("content_hash", "")
         proven = not all(hashes) or any(all(map(kind.fullmatch, hashes)) for kind in _OF_CONTENT)
         may_be_copy = different <= {"mtime_ns", "content_hash"} and not proven
@@ -184,7 +183,7 @@ def check_same_files(files: tuple[InputFile, ...], recorded: list[_Record], *, s
 
 
 def _check_same_names(files: tuple[InputFile, ...], recorded: list[_Record]) -> None:
-    """Raise ChangedError if there are other files, or in another order, or others for validation."""
+    """Raise ChangedError if the files, their order, or those for validation differ."""
     now = [f"{file.name} of --val-input" if file.for_validation else file.name for file in files]
     before = [f"{old['name']} of --val-input" if old.get("for_validation") else str(old["name"]) for old in recorded]
     new, missing = [*(Counter(now) - Counter(before))], [*(Counter(before) - Counter(now))]
@@ -203,13 +202,13 @@ def _check_same_names(files: tuple[InputFile, ...], recorded: list[_Record]) -> 
 
 
 def _is_of_store(record: _Record) -> bool:
-    """Return whether a record is of an object in a bucket, with its ETag."""
+    """Return whether a record describes an object in a bucket, by its ETag."""
     found = record.get("content_hash", "")
     return bool(found) and not _SAMPLED.fullmatch(found)
 
 
 def _describe_doubt(different: set[str], new: _Record, old: _Record) -> str:
-    """Say why a file may be a copy of the one that the manifest records, or another one."""
+    """Say why it is unclear whether a file is a copy of the recorded one."""
     if different == {"mtime_ns"}:
         then, now = _show_time(old["mtime_ns"]), _show_time(new["mtime_ns"])
         return f"the file was modified on {now}; when these shards were begun, its date was {then}"

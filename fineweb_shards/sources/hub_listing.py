@@ -1,8 +1,8 @@
 """List the files of a dataset on the hub: once, in the parent, at one pinned commit.
 
-Config and split are resolved by `datasets` itself. Files that our readers know are then read without it; what is left
-is streamed front to back by it (rows.py). A path or pattern (hub_files.py) needs no `datasets`. Workers get paths,
-sizes and hashes; a resume takes them from the manifest (hub_files.py).
+`datasets` resolves config and split. Our readers then read the formats they know; `datasets` streams the others
+(hub_rows.py). A path or pattern (hub_files.py) needs no `datasets`. Workers receive paths, sizes and hashes; a resume
+takes them from the manifest (hub_files.py).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from fineweb_shards.storage.streams import DamagedStreamError, GzipUnpacker
 from fineweb_shards.system.retry import Retrier, TransientError
 
 _PATHS_AT_ONCE = 500
-_CARD = "README.md"  # describes the dataset, and is no text of it
-# Of a config of `datasets`: what says nothing about how files are read.
+_CARD = "README.md"  # describes the dataset, so it is not input
+# Fields of a config of `datasets` that don't affect how files are read.
 _PLAIN_FIELDS = {"name", "version", "data_dir", "data_files", "description", "features"}
 
 
 def list_dataset(
     dataset: str, name: str, hub_split: str, revision: str, retrier: Retrier, work_folder: Path, search: Search
 ) -> Listing:
-    """List the files of a config and split or, without a split, those for which a path or pattern stands."""
+    """List the files of a config and split or, without a split, those of a path or pattern."""
     open_session(retrier, Quota(work_folder, retrier.clock))
     api = HfApi()
 
@@ -59,7 +59,7 @@ def list_dataset(
     urls, needs_datasets = retrier.call(lambda: _resolve(dataset, name, hub_split, commit))
     paths = [url.removeprefix(f"hf://datasets/{dataset}@{commit}/") for url in urls]
     rows = Listing(dataset, commit, (ListedFile(f"{name or dataset}/{hub_split}", 0, ""),))
-    # Our readers know all formats, but only some of them compressed.
+    # Our readers decompress only formats that are text.
     kinds = [split_suffixes(path) for path in paths]
     if needs_datasets or any(
         kind is None or (compression is not None and not FORMATS[kind].is_text) for kind, compression in kinds
@@ -76,13 +76,13 @@ def list_dataset(
         infos |= {info.path: info for info in retrier.call(partial(describe, some))}
     missing = [path for path in paths if path not in infos]
     if missing:
-        raise HubError(f"dataset {dataset}: {missing[0]} is listed but not there.")
+        raise HubError(f"dataset {dataset}: {missing[0]} is listed, but does not exist.")
     listing = Listing(dataset, commit, tuple(_describe(infos[path]) for path in paths))
     return rows if _is_one_array(listing, retrier) else listing
 
 
 def _find_files(api: HfApi, dataset: str, path: str, commit: str) -> dict[str, RepoFile]:
-    """Return the file of that path, or all files among which those of a folder or pattern are."""
+    """Return the file at a path, or all files in the folder of a pattern."""
     folder = "/".join(takewhile(lambda part: not glob.has_magic(part), path.split("/")))
     found: list[RepoFile | RepoFolder] = []
     with translated_errors(f"dataset {dataset}"), contextlib.suppress(EntryNotFoundError):
@@ -98,8 +98,8 @@ def _describe(info: RepoFile) -> ListedFile:
 
 
 def _is_one_array(listing: Listing, retrier: Retrier) -> bool:
-    """Return whether the first `.json` file is an array, which `datasets` can read, and not JSON lines."""
-    endings = (".json", ".json.gz", ".json.gzip")  # with zstd an array is refused when it is read
+    """Return whether the first `.json` file is an array, which only `datasets` can read, not JSON lines."""
+    endings = (".json", ".json.gz", ".json.gzip")  # an array with zstd is refused when it is read
     file = next((file for file in listing.files if file.name.lower().endswith(endings)), None)
     if file is None or not file.size_bytes:
         return False
@@ -107,20 +107,20 @@ def _is_one_array(listing: Listing, retrier: Retrier) -> bool:
     remote = RemoteFile(url, file.size_bytes, file.content_hash, retrier)
     head = bytes(remote.fetch(0, min(SAMPLE_BYTES, file.size_bytes)))
     if split_suffixes(file.name)[1] == "gzip":
-        with contextlib.suppress(DamagedStreamError):  # which is raised when the file is read
+        with contextlib.suppress(DamagedStreamError):  # raised again when the file is read
             head = GzipUnpacker(io.BytesIO(head)).read(SAMPLE_BYTES)
     return is_array(head)
 
 
 def _resolve(dataset: str, name: str, hub_split: str, commit: str) -> tuple[list[str], bool]:
-    """Return the addresses of the files of a config and split, and whether its card says how to read them in a way that
-    our readers don't know, such as the field of a JSON file, or the separator of a CSV file."""
+    """Return the addresses of the files of a config and split, and whether its card has options that our readers don't
+    support, such as the field of a JSON file, or the separator of a CSV file."""
     import datasets  # heavy, and only needed here
 
     try:
         with translated_errors(f"dataset {dataset}"):
             builder = datasets.load_dataset_builder(dataset, name=name or None, revision=commit)
-    except ValueError as error:  # a misspelt config; the message has the names that exist
+    except ValueError as error:  # a misspelt config; the message lists the existing ones
         names = re.findall(r"'([^']+)'", str(error).partition("Available")[2])
         known = f"Its configs are: {', '.join(names)}." if names else str(error)
         raise HubError(f"dataset {dataset}: there is no config {name!r}.", known) from None

@@ -1,8 +1,7 @@
 """Define what a run reads: a source is an ordered list of files, each read by its format where it is.
 
-The input of a run has one or more parts, each a source of its own with its own settings, read one after the other or
-mixed. A place in the stream is a cursor for each part, so that nothing after this assumes an order of the parts: only
-`Parts.batches` does.
+The input of a run has one or more parts, each a source with its own settings, read one after the other or mixed. A
+position in the stream is one cursor per part, so that only `Parts.batches` depends on the order of the parts.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from fineweb_shards.storage.place import LOCAL, InputFile, open_place
 from fineweb_shards.texts import NO_TEXTS
 from fineweb_shards.types import Batch, Counts, Cursor, Cursors, TextChunk
 
-# With a batch for each, 20,000 files of 500 bytes took 54 s of processor time; together they take 12.
-_SMALL_SHARE = 0.5  # of a batch: a larger file has one of its own
-_MOST_JOINED = 128  # files in one batch: enough to make up for it, and workers still share what there is
+# With one batch each, 20,000 files of 500 bytes took 54 s of CPU time; joined they take 12.
+_SMALL_SHARE = 0.5  # of a batch: a larger file gets its own
+_MOST_JOINED = 128  # files per batch: amortizes the cost, and leaves work for all workers
 _EXPECTED_FILES = 3  # the current one and the next two
-# How many batches of a file are fetched again because something in them only looks wrong. A file whose every
-# token_count is another tokenizer's must not be fetched twice.
+# How many batches of a file are fetched again on a mere suspicion of damage. A file with another tokenizer's
+# token_count everywhere must not be fetched twice.
 _MOST_DOUBTS = 4
 
 
 def open_source(files: tuple[InputFile, ...], settings: ReadSettings, observer: Observer | None = None) -> Source:
-    """Make a source of these files. `observer` is told about waits for the network."""
+    """Make a source of these files. `observer` receives waits for the network."""
     names = {(file.place, file.format) for file in files}
     places = {place: open_place(place, settings.hub, settings.max_outage_seconds, observer) for place, _ in names}
     readers = {(place, name): load_format(name)(settings, places[place]) for place, name in names}
@@ -45,15 +44,15 @@ class Source:
     files: tuple[InputFile, ...]
     settings: ReadSettings
     readers: dict[tuple[str, str], Format] = field(repr=False)  # by place and format
-    epochs: int = 1  # how many times all files that are not for validation are read
+    epochs: int = 1  # of the files that are not for validation
 
     @property
     def file_count(self) -> int:
-        """How many files are read, each as often as it is. Their numbers go on from epoch to epoch."""
+        """The number of files over all epochs. Numbering continues from epoch to epoch."""
         return self.val_files + self.epochs * (len(self.files) - self.val_files)
 
     def file(self, number: int) -> InputFile:
-        """Return the file of this number, in whichever epoch."""
+        """Return a file by its number."""
         if number < len(self.files):
             return self.files[number]
         first = self.val_files
@@ -61,10 +60,10 @@ class Source:
         return replace(again, index=number)
 
     def batches(self, start: Cursor, end_file: int | None = None) -> Iterator[Batch]:
-        """Yield all batches from the cursor on, up to a file or to the end; of small files, several in one.
+        """Yield all batches from the cursor up to a file or to the end; small files share batches.
 
-        Which ones depends on where it begins, but not if it begins with a batch of an earlier run, as every cursor in a
-        manifest does: so a resume ends with the same cursors.
+        Starting at the beginning of any batch of an earlier run, as every cursor in a manifest does, yields the same
+        batches as that run: so a resume arrives at the same cursors.
         """
         numbers = range(start.file, self.file_count if end_file is None else end_file)
         for kind, files in groupby(map(self.file, numbers), self._joined_kind):
@@ -72,8 +71,8 @@ class Source:
             yield from batches if kind is None else _join_small(batches, self.settings.batch_bytes)
 
     def _joined_kind(self, file: InputFile) -> bool | None:
-        """Return what files must have in common to be in one batch: the split that they may be meant for; None if a
-        file is large, or not simply read by a worker."""
+        """Return what files in one batch must have in common (`for_validation`); None for a file that can't share one:
+        a large one, or one not read by a worker directly."""
         is_small = file.size_bytes <= self.settings.batch_bytes * _SMALL_SHARE
         is_plain = file.place == LOCAL and FORMATS[file.format].is_text
         is_joined = is_small and is_plain and not self.reader_of(file).by_value(file)
@@ -82,7 +81,7 @@ class Source:
     def _batches_or_problem(self, file: InputFile, start: Cursor) -> Iterator[Batch]:
         """Yield the batches of one file; with `--on-bad-file skip`, a problem instead of an error."""
         reader = self.reader_of(file)
-        # Have this file and the next ones prepared, as far as they are in the same place.
+        # Prepare this file and the next ones in the same place.
         following = [self.file(i) for i in range(file.index, min(file.index + _EXPECTED_FILES, self.file_count))]
         here = [one for one in following if one.place == file.place and one.problem is None]
         reader.place.expect(here)
@@ -109,25 +108,25 @@ class Source:
         return self.readers[file.place, file.format]
 
     def chunks(self, batch: Batch) -> Iterator[TextChunk]:
-        """Read the documents of a batch in this process, or a sample of them."""
+        """Read the documents of a batch, or a sample of them, in this process."""
         if batch.members:
             return chain.from_iterable(map(self.chunks, batch.members))
         chunks = self._read(batch)
         return self.settings.sample.choose(chunks, batch.is_kept) if self.settings.sample else chunks
 
     def _read(self, batch: Batch) -> Iterator[TextChunk]:
-        """Read all documents of a batch of one file. What can't be read, and came over the network, is fetched once
-        more before the file is blamed."""
+        """Read all documents of a batch of one file. Unreadable bytes that came over the network are fetched once more
+        before the file is blamed."""
         if batch.problem is not None:
             start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
-            if start == end:  # the problem concerns the rest of the file, however long that is
+            if start == end:  # the problem concerns the rest of the file
                 end = Cursor(batch.file + 1, 0)
             counts = Counts(bad_parts=1)
             yield TextChunk(NO_TEXTS, start, end, counts=counts, problems=(batch.problem,))
             return
         file = self.file(batch.file)
         reader = self.reader_of(file)
-        read: list[int] = []  # the number of documents in each chunk that was passed on
+        read: list[int] = []  # the number of documents in each yielded chunk
         try:
             for chunk in reader.chunks(file, batch):
                 if _is_doubtful(chunk, batch) and self.fetch_again(batch):
@@ -142,8 +141,8 @@ class Source:
         chunks = reader.chunks(file, batch)
         if [len(chunk.documents) for chunk in islice(chunks, len(read))] != read:
             raise NetworkError(
-                f"{file.path}: what is at position {batch.position:,} differs each time it is fetched.",
-                "Bytes are damaged on the way: check the network and its proxies, then start over (--fresh); "
+                f"{file.path}: the bytes at position {batch.position:,} differ each time they are fetched.",
+                "They are damaged on the way: check the network and its proxies, then start over (--fresh); "
                 "with --download the files of a dataset are checked by their hashes.",
             )
         for chunk in chunks:
@@ -151,8 +150,7 @@ class Source:
             yield replace(chunk, problems=(*chunk.problems, arrived_damaged(file, batch))) if sound else chunk
 
     def fetch_again(self, batch: Batch, *, damaged: bool = False) -> bool:
-        """Have a batch that was just read fetched again, because it is damaged or looks so; False if that would change
-        nothing, and the file is to blame."""
+        """Fetch a batch again that is damaged, or looks so; False if that can't help, because the file is to blame."""
         file = self.file(batch.file)
         if not file.is_remote or batch.payload is not None:
             return False
@@ -164,19 +162,19 @@ class Source:
         return True
 
     def prefetch(self, batch: Batch) -> None:
-        """Fetch the batch's bytes ahead, if its format has to fetch them."""
+        """Prefetch the batch's bytes, if its format supports that."""
         if batch.problem is None and batch.payload is None:
             file = self.file(batch.file)
             self.reader_of(file).prefetch(file, batch)
 
     def reopened(self, observer: Observer | None = None) -> Source:
-        """Return a source of the same files with none of them open; a new `observer` replaces the old one."""
+        """Return a source of the same files, none of them open; a new `observer` replaces the old one."""
         places = {place: reader.place.reopened(observer) for (place, _), reader in self.readers.items()}
         readers = {key: reader.reopened(places[key[0]]) for key, reader in self.readers.items()}
         return replace(self, readers=readers)
 
     def share_before(self, place: Cursor) -> float | None:
-        """Return the share of the input's bytes that is before a cursor, from 0 to 1; None if unknown."""
+        """Return the share of the input's bytes before a cursor, from 0 to 1; None if unknown."""
         if place.file >= self.file_count:
             return 1.0
         file = self.file(place.file)
@@ -192,8 +190,8 @@ class Source:
         return sum(sizes[: min(first, number)]) + epochs * sum(sizes[first:]) + sum(sizes[first : first + rest])
 
     def release_before(self, index: int) -> None:
-        """Release the files before `index`, unless they are read again: all their documents are in finished shards."""
-        # Of the files from `index` on, those of one epoch are enough.
+        """Release the files before `index`, whose documents are all in finished shards, unless they are read again."""
+        # Looking ahead one epoch is enough.
         needed = {self.file(number).path for number in range(index, min(self.file_count, index + len(self.files)))}
         done = [file for file in map(self.file, range(min(index, len(self.files)))) if file.path not in needed]
         for name, place in {name: reader.place for (name, _), reader in self.readers.items()}.items():
@@ -209,12 +207,12 @@ class Source:
 
     @property
     def read_bytes(self) -> int:
-        """The size of all files, each as often as it is read."""
+        """The size of all files over all epochs."""
         return self._bytes_before(self.file_count)
 
     @cached_property
     def val_files(self) -> int:
-        """How many files, the first ones, are for validation only."""
+        """How many files, which come first, are for validation only."""
         return sum(file.for_validation for file in self.files)
 
     @property
@@ -224,18 +222,18 @@ class Source:
 
     @property
     def costs_requests(self) -> bool:
-        """Whether every look at it takes requests: it comes over the network, or is downloaded."""
+        """Whether looking at the input takes requests: it is read over the network, or downloaded."""
         return self.is_remote or self.settings.hub is not None
 
     @property
     def bytes_by_value(self) -> float:
-        """How many bytes batches carry with them; infinity if files can only be read front to back."""
+        """How many bytes batches carry in their payload; infinity if files can only be read front to back."""
         carried = [(file, self.reader_of(file)) for file in self.files if self.reader_of(file).by_value(file)]
         return sum(file.size_bytes if reader.is_small(file) else math.inf for file, reader in carried)
 
 
 def _join_small(batches: Iterator[Batch], most_bytes: int) -> Iterator[Batch]:
-    """Yield the batches of small files, as many as allowed in one. If the listing fails, those before come first."""
+    """Join batches of small files, as many as allowed. If the listing fails, earlier batches come before the error."""
     held: list[Batch] = []
     held_bytes = 0
     try:
@@ -267,22 +265,20 @@ def _joined(batches: list[Batch]) -> Batch:
 
 
 def arrived_damaged(file: InputFile, batch: Batch) -> str:
-    """Return the note about bytes that were sound only when they were fetched again."""
+    """Return the note about bytes that arrived intact only the second time."""
     return (
         f"{file.name}: bytes from position {batch.position:,} on arrived damaged and were fetched again; "
-        "the network, or a proxy, damages what it carries"
+        "the network or a proxy corrupts data"
     )
 
 
 def _is_doubtful(chunk: TextChunk, batch: Batch) -> bool:
-    """Return whether a chunk may come from bytes that were damaged on the way: something in it could not be read, or
-    what is next in its batch."""
+    """Return whether a chunk may come from bytes damaged on the way: part of it, or the next, could not be read."""
     ends_early = chunk.end is not None and chunk.end.position < batch.end
     return bool(chunk.counts.bad_parts or chunk.counts.replaced_characters) or ends_early
 
 
 def _numbered(batches: Iterator[Batch], part: int) -> Iterator[Batch]:
-    """Yield batches with the number of their part."""
     for batch in batches:
         members = tuple(replace(one, part=part) for one in batch.members)
         yield replace(batch, part=part, members=members) if part else batch
@@ -331,8 +327,7 @@ class Parts:
         return self.of(batch).file(batch.file)
 
     def batches(self, starts: Cursors) -> Iterator[Batch]:
-        """Yield all batches from the cursors on: the files for validation of all parts, then the others, one part after
-        the other."""
+        """Yield all batches from the cursors on: first the files for validation of all parts, then the others."""
         listed = [*enumerate(zip(self.parts, starts, strict=True))]
         for number, (part, start) in listed:
             if start.file < part.val_files:
@@ -359,8 +354,8 @@ class Parts:
         return Parts(tuple(part.reopened(observer) for part in self.parts))
 
     def share_before(self, places: Cursors, *, first_ends: bool = False) -> float | None:
-        """Return the share of the input's bytes that is before a place, from 0 to 1; None if unknown. `first_ends`: the
-        first part to end is the end of the input."""
+        """Return the share of the input's bytes before the cursors, from 0 to 1; None if unknown. With `first_ends`,
+        the input ends with the first part that does."""
         shares = [part.share_before(place) for part, place in zip(self.parts, places, strict=True)]
         if len(shares) == 1:
             return shares[0]

@@ -1,12 +1,12 @@
 """A folder in a bucket: list, read and write its objects, across outages.
 
-Every method tries again what may pass (5xx, 429, broken connections, silence) for at most `max_outage_seconds`, and
-reports the wait to the observer. What no retry would change is an error with the next step. An object is visible when
-all of it is there, never before: so a reader never sees half of one.
+Every method retries transient failures (5xx, 429, broken connections, silence) for at most `max_outage_seconds`, and
+reports the wait to the observer. A permanent failure raises an error with the next step. An object becomes visible only
+once it is complete, so a reader never sees half of one.
 
-Files on web servers (`https://host/folder/file.jsonl.zst`) are read like the objects of a bucket, by ranges. A server
-has no list of its files, so each is named by itself. Not every server knows conditions, and one with a weak ETag
-refuses them: so the version is compared in every answer (bucket_requests.py).
+Files on web servers (`https://host/folder/file.jsonl.zst`) are read by ranges, like objects. A server can't list its
+files, so the user names each one. Some servers ignore conditional requests, and those with weak ETags refuse them, so
+every answer's version is compared instead (bucket_requests.py).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _DELETED_AT_ONCE = 16
 
 
 class Bucket(Connection):
-    """A folder in a bucket. Threads may share it, and it can be pickled: without credentials, which every process finds
-    by itself, and without the observer."""
+    """A folder in a bucket. Threads may share it. Pickling drops the observer and the credentials, which every process
+    looks up itself."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Bucket(Connection):
 
     @staticmethod
     def parse(url: str) -> BucketAddress:
-        """Take the address apart; UsageError if it can't be one."""
+        """Parse the address; UsageError if it is not valid."""
         return BucketAddress.parse(url)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,21 +86,20 @@ class Bucket(Connection):
         return partial(Bucket, str(self.address), refusal=self.refusal, conditions=self._conditions)
 
     def reopened(self, observer: Observer | None) -> Bucket:
-        """Return the same with another observer."""
+        """Return a copy with another observer."""
         return self._make(self._max_outage_seconds, observer)
 
     def hurried(self, max_outage_seconds: float, longest_answer_seconds: float) -> Bucket:
-        """Return the same for somebody in a hurry, who waits no longer for an outage to end, nor for a server that says
-        nothing. There is no second try after that."""
+        """Return a copy that gives up sooner: on an outage, and, without a retry, on a server that doesn't answer."""
         bucket = self._make(max_outage_seconds)
         bucket.longest_answer_seconds = longest_answer_seconds
         return bucket
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield all objects in the folder, and in those below it; with `prefix`, only those in that one."""
+        """Yield all objects in the folder `prefix`, recursively."""
         import obstore
 
-        last: str | None = None  # after an interruption, the listing resumes after it
+        last: str | None = None  # where the listing resumes after an interruption
         pages: Iterator[Any] | None = None
         listed, landmark = 0, ""
 
@@ -117,8 +116,8 @@ class Bucket(Connection):
         while page := self.call(prefix, next_page):
             for found in page:
                 last = found["path"]
-                # A store that ignores where to begin would list the same for ever, or twice after an interruption.
-                # Brent's way to find a cycle of any length: landmarks at powers of two.
+                # A store that ignores the offset would repeat itself for ever, or once after an interruption.
+                # Brent's algorithm finds a cycle of any length: landmarks at powers of two.
                 if last == landmark:
                     hint = "It seems to ignore start-after or continuation-token. Use another server."
                     raise self.refusal(f"{self.address}: the store lists an object twice ({last}).", hint)
@@ -128,32 +127,32 @@ class Bucket(Connection):
                 yield self.describe(found)
 
     def list_folder(self, prefix: str = "") -> builtins.list[ObjectInfo]:
-        """Return the objects directly in the folder, or in that of `prefix`, not those in folders below."""
+        """Return the objects directly in the folder `prefix`, not recursively."""
         import obstore
 
         found = self.call(prefix, lambda store, folder: obstore.list_with_delimiter(store, folder or None))
         return [self.describe(one) for one in found["objects"]]
 
     def head(self, name: str) -> ObjectInfo | None:
-        """Return what is known of an object; None if there is none."""
+        """Return an object's metadata; None if it doesn't exist."""
         try:
             return self.describe(self.call(name, _head, answers=(MissingError,)))
         except MissingError:
             return None
 
     def read_range(self, name: str, begin: int, end: int, etag: str | None = None) -> bytes:
-        """Return the bytes of a range, all of them. ChangedError if the object has another `etag` by now."""
+        """Return all bytes of a range. ChangedError if the object's ETag is no longer `etag`."""
         return bytes(self.fetch(name, etag, begin, end))
 
     def open(self, name: str, info: ObjectInfo | None = None) -> BinaryIO:
-        """Open an object as a file that can be read and searched, with a few ranges fetched ahead. `info` is what is
-        known of it, if so; all reads are of that version of it, or raise ChangedError."""
+        """Open an object as a seekable file, with a few ranges prefetched. Every read returns bytes of the version in
+        `info` (by default the current one), or raises ChangedError."""
         info = info or self.describe(self.call(name, _head))
         return open_in_order(partial(self.fetch, info.name, info.etag), info.size_bytes)
 
     def probe(self) -> Conditions:
-        """Find out once what the store makes of conditions, by writing a small object and deleting it; a refusal if it
-        can't be read by ranges. Google's and Azure's stores are known."""
+        """Test once, with a small temporary object, how the store handles conditional writes; `refusal` if it can't
+        serve ranges. Google's and Azure's stores need no test."""
         if self._conditions is None:
             known = self.address.scheme != "s3"
             self._conditions = Conditions.QUOTED if known else probe_store(self)
@@ -161,15 +160,15 @@ class Bucket(Connection):
 
     @property
     def has_conditional_writes(self) -> bool:
-        """Whether the store does a write whose condition holds, and no other. If not, `write` looks before it writes,
-        and a second writer in that moment is not noticed."""
+        """Whether the store honours conditional writes. If not, `write` checks before it writes, and misses a second
+        writer in between."""
         return self.probe() is not Conditions.NONE
 
     def write(self, name: str, data: bytes, *, replaces: Version | None) -> Version:
-        """Write a small object if it still has the version `replaces`, or, with None, if there is none yet.
+        """Write a small object if its version is still `replaces`, or, with None, if it doesn't exist yet.
 
-        ConflictError if somebody else has written it. If an answer is lost, the next try meets what the first one has
-        written; so two writers must not write the same content: put something of the run into it.
+        ConflictError if somebody else has written it. After a lost answer, the retry finds what the first attempt wrote
+        and takes it for its own, so no two writers may write the same content: include something of the run.
         """
         conflict = ConflictError(f"{self.address.child(name)}: somebody else has written it meanwhile.")
         if not self.has_conditional_writes:
@@ -185,13 +184,12 @@ class Bucket(Connection):
             raise conflict from None
 
     def upload(self, path: Path, name: str) -> Version:
-        """Write a local file of any size as an object, in parts if it is large. It is visible when all of it is there.
-        If anything goes wrong on the way, the parts are given up."""
+        """Upload a local file of any size, in parts if it is large. A failed upload is aborted, parts included."""
         with open_own(path, "rb") as file:
             return self.upload_file(file, os.fstat(file.fileno()).st_size, name)
 
     def upload_file(self, file: BinaryIO, size: int, name: str) -> Version:
-        """Write an open file of `size` bytes as an object, like `upload`."""
+        """Upload an open file of `size` bytes, like `upload`."""
         send = partial(self._send, file, size)
         version = self.call(name, send, for_upload=True)
         found = self.describe(self.call(name, _head))
@@ -203,14 +201,14 @@ class Bucket(Connection):
         return version
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects, several at once and in any order; it is no error if one is not there."""
-        # A request for each: not every store knows the one that deletes many.
+        """Delete objects, several at once and in any order; missing ones are ignored."""
+        # One request each: not every store supports bulk deletes.
         for _ in map_in_background(self.delete_one, names, _DELETED_AT_ONCE):
             pass
 
     def _send(self, file: BinaryIO, size_bytes: int, store: ObjectStore, key: str) -> Version:
-        """Upload a file. If it makes no progress for long, the observer hears of it: obstore would tell of a silent
-        server only after minutes, because a part may take as long to be sent."""
+        """Upload a file, and report a stall to the observer: obstore notices a silent server only after minutes,
+        because sending one part may take as long."""
         import obstore
 
         file.seek(0)
@@ -257,28 +255,28 @@ def _head(store: ObjectStore, key: str) -> ObjectMeta:
         return obstore.get(store, key).meta  # the answer to a GET has a body, which says why
 
 
-# A local file on its way into a bucket: how large its parts are, and what went wrong while it was read.
+# Uploading a local file
 
 _SMALLEST_PART_BYTES = 8 * 2**20
 _MOST_PARTS = 10_000  # S3's limit
-UPLOAD_MEMORY_BYTES = 64 * 2**20  # for the parts on their way, unless a single one is larger
+UPLOAD_MEMORY_BYTES = 64 * 2**20  # for the parts in flight, unless a single one is larger
 _MIB = 2**20
-_SILENT_SECONDS = 30.0  # without a part that was taken: shown as a wait
+_SILENT_SECONDS = 30.0  # without progress: shown as a wait
 _LOOK_SECONDS = 1.0
 
 
 def plan_parts(size_bytes: int) -> tuple[int, int]:
-    """Return the size of the parts, whole MiB and as small as 10,000 parts allow; and how many are on their way at
-    once, while one more is being read."""
+    """Return the size of the parts, whole MiB and as small as 10,000 parts allow; and how many may be in flight while
+    one more is being read."""
     needed = -(-size_bytes // _MOST_PARTS)
     part_bytes = max(_SMALLEST_PART_BYTES, -(-needed // _MIB) * _MIB)
     return part_bytes, max(1, UPLOAD_MEMORY_BYTES // part_bytes - 1)
 
 
 class UploadFile:
-    """A file of `size_bytes` that obstore reads: all of them, or an error, because what obstore has read to its end is
-    published, however short it is. Remembers what was raised by a read, a signal's exception for example: obstore turns
-    every exception into an OSError."""
+    """A file for obstore to read: exactly `size_bytes` bytes or an error, because obstore publishes whatever it has
+    read up to the end, however short. Keeps the exception of a failed read (a signal's, for example), because obstore
+    turns every exception into an OSError."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._file = file
@@ -294,18 +292,15 @@ class UploadFile:
         try:
             data = self._file.read(wanted)
             if len(data) < wanted:
-                raise OSError(errno.EIO, "it has become shorter while it was uploaded")  # noqa: TRY301
+                raise OSError(errno.EIO, "it has become shorter during the upload")  # noqa: TRY301
         except BaseException as error:
             self.failure = error
             raise
         return data
 
 
-# The objects of the input: every range is of the object that was listed, by its ETag.
-
-
 class BucketPlace(Place):
-    """Objects in buckets. Nothing is kept of an object."""
+    """Input objects in buckets. The ETag ties every range to the object that was listed; nothing is cached."""
 
     is_remote = True
 
@@ -319,7 +314,7 @@ class BucketPlace(Place):
         return bucket.open(info.name, info)
 
     def _find(self, file: InputFile) -> tuple[Bucket, ObjectInfo]:
-        """Return an object's bucket, and what the listing said of it."""
+        """Return an object's bucket, and its metadata from the listing."""
         scheme, _, rest = file.path.partition("://")
         name, _, key = rest.partition("/")
         bucket = Bucket(f"{scheme}://{name}", self.max_outage_seconds, self.retrier.observer)
@@ -336,7 +331,7 @@ def is_web(text: str) -> bool:
 
 
 def parse_address(url: str) -> BucketAddress:
-    """Take the address of a file apart; UsageError if it can't be one."""
+    """Parse the address of a file; UsageError if it is not valid."""
     scheme, _, rest = url.partition("://")
     if "@" in rest.partition("/")[0] or "?" in rest:
         raise UsageError(
@@ -352,7 +347,7 @@ def parse_address(url: str) -> BucketAddress:
 
 
 class WebServer(Bucket):
-    """A web server, as far as it can be used like a bucket: files are looked at and read by ranges."""
+    """A web server, used like a bucket: only `head` and reads by ranges work."""
 
     @staticmethod
     def parse(url: str) -> BucketAddress:
@@ -360,10 +355,10 @@ class WebServer(Bucket):
         return BucketAddress(address.scheme, address.bucket)
 
     def head(self, name: str) -> ObjectInfo | None:
-        """Return what is known of a file, and try whether a part of it is sent; None if there is none."""
+        """Return a file's metadata, after a test that the server sends ranges of it; None if there is no such file."""
         info = super().head(name)
         if info is not None and not info.etag and not info.modified_seconds:
-            problem = "the server tells neither an ETag nor a date of this file, so no change could be noticed"
+            problem = "the server gives neither an ETag nor a date for this file, so a change would go unnoticed"
             raise InputError(f"{self.address.child(name)}: {problem}.", SETTINGS[self.address.scheme])
         if info is not None and info.size_bytes:
             self.fetch(name, content_hash(info), 0, 1)
@@ -371,7 +366,7 @@ class WebServer(Bucket):
 
 
 def open_remote(url: str, max_outage_seconds: float = 3600, observer: Observer | None = None) -> Bucket:
-    """Open the bucket, or the web server, of an address."""
+    """Open the bucket or web server of an address."""
     return (WebServer if is_web(url) else Bucket)(url, max_outage_seconds, observer)
 
 

@@ -1,6 +1,6 @@
 """The address of a bucket, or of a folder in it: `s3://bucket/folder`.
 
-An address holds no credentials. One that does is refused, and never shown.
+An address with credentials in it is refused, and never shown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fineweb_shards.errors import UsageError, closest
 
 SCHEMES = ("s3", "gs", "az")
-WEB_SCHEMES = ("http", "https")  # files on any server, which are only read (web.py)
+WEB_SCHEMES = ("http", "https")  # files on any server, read-only
 _EXAMPLE = "An address is like s3://bucket/folder, gs://bucket/folder or az://container/folder."
 _OTHER_INPUT = "Input may also be hf://datasets/ORG/NAME/path or https://host/file; download others first."
 # What other programs call the same stores.
@@ -23,28 +23,28 @@ _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"} | dict.fromkeys(
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
 _ALMOST = re.compile(rf"({'|'.join([*SCHEMES, *_OTHER_NAMES, *WEB_SCHEMES, 'hf'])}):", re.IGNORECASE | re.ASCII)
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._$-]*", re.ASCII)
-# Parameters of signed addresses: whoever has one may read, so it belongs in no message and no manifest.
+# Parameters of signed addresses: they grant access, so they must not appear in a message or manifest.
 _SIGNED = re.compile(r"[?&](X-Amz-|X-Goog-|AWSAccessKeyId=|Signature=|sig=|sv=)", re.IGNORECASE)
 
 
 def is_url(text: str) -> bool:
-    """Tell whether a text is an address with a scheme, known or not, and not the path of a file."""
+    """Return whether a text is an address with any scheme, not the path of a file."""
     return _URL.match(text) is not None
 
 
 def check_path(text: str) -> None:
-    """Raise UsageError for a path that is meant to be an address: `s3:/bucket`. It would become a folder."""
+    """Raise UsageError for a mistyped address such as `s3:/bucket`, which would otherwise become a folder."""
     found = _ALMOST.match(text)
     if found and not is_url(text):
         scheme, rest = found[1].lower(), text[found.end() :].lstrip("/")
         meant = f"{_OTHER_NAMES.get(scheme, scheme)}://{rest}"
         hint = f"Did you mean {meant}? If it is a path, begin it with ./"
-        raise UsageError(f"{text}: this is no address.", hint)
+        raise UsageError(f"{text}: not a valid address.", hint)
 
 
 @dataclass(frozen=True, slots=True)
 class BucketAddress:
-    """A bucket, and the folder in it (none if `prefix` is empty)."""
+    """A bucket, or a folder in it."""
 
     scheme: str
     bucket: str
@@ -52,7 +52,7 @@ class BucketAddress:
 
     @classmethod
     def parse(cls, url: str) -> BucketAddress:
-        """Take an address apart; UsageError if it can't be one."""
+        """Parse an address; UsageError if it is not valid."""
         found = _URL.match(url)
         scheme = found[1].lower() if found else ""
         if scheme not in SCHEMES:
@@ -65,27 +65,27 @@ class BucketAddress:
         bucket, _, path = rest.partition("/")
         _refuse_secrets(scheme, bucket, rest)
         if not bucket:
-            raise UsageError(f"{url}: there is no bucket in this address.", _EXAMPLE)
+            raise UsageError(f"{url}: this address names no bucket.", _EXAMPLE)
         if not _BUCKET.fullmatch(bucket):
-            raise UsageError(f"{url}: {bucket!r} can't be the name of a bucket.", _EXAMPLE)
+            raise UsageError(f"{url}: {bucket!r} is not a valid bucket name.", _EXAMPLE)
         if "?" in path:
-            raise UsageError(f"{url}: an address has no part after a question mark.", _EXAMPLE)
+            raise UsageError(f"{url}: an address can't have a part after a question mark.", _EXAMPLE)
         if prefix := path.strip("/"):
             _check_name(url, prefix)
         return cls(scheme, bucket, prefix)
 
     def child(self, name: str) -> BucketAddress:
-        """Return the address of something in this folder."""
+        """Return the address of an object or folder in this one."""
         return replace(self, prefix=self.key(name))
 
     def key(self, name: str) -> str:
-        """Return the full name in the bucket of something in this folder, or of the folder itself."""
+        """Return the key in the bucket of an object in this folder, or of the folder itself."""
         if name:
             _check_name(f"{self}/{name}", name)
         return "/".join(part for part in (self.prefix, name) if part)
 
     def name_of(self, key: str) -> str:
-        """Return the name in this folder of what has a full name in the bucket."""
+        """Return a key relative to this folder."""
         return key.removeprefix(f"{self.prefix}/") if self.prefix else key
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class BucketAddress:
 
 
 def split_glob(url: str) -> tuple[BucketAddress, tuple[str, ...]]:
-    """Divide an address into the folder before the first part that is a pattern, and the parts from there."""
+    """Split an address into the folder before the first pattern, and the parts from there on."""
     found = _URL.match(url)
     rest = url[found.end() :] if found else ""
     bucket, *parts = rest.split("/")
@@ -114,22 +114,22 @@ def _refuse_secrets(scheme: str, bucket: str, rest: str) -> None:
 
 
 def _check_name(url: str, name: str) -> None:
-    """Raise UsageError for a name that object stores allow, but that no folder could hold."""
+    """Raise UsageError for a name that object stores allow but file systems don't."""
     for part in name.split("/"):
         if part in ("", ".", ".."):
             hint = "Write the address without //, . and .. parts."
-            raise UsageError(f"{url}: {part!r} can't be a part of a name.", hint)
+            raise UsageError(f"{url}: {part!r} can't be part of a name.", hint)
 
 
 def copy_command(address: BucketAddress) -> tuple[str, str]:
-    """Return a command of the store's own program that copies a folder here, and the name of the copy."""
+    """Return a command of the store's own CLI that downloads a folder, and the name of the copy."""
     name = str(address).rpartition("/")[2]
     source, target = shlex.quote(str(address)), shlex.quote(name)
     if address.scheme == "s3":
         return f"aws s3 sync {source} {target}", name
     if address.scheme == "gs":
         return f"mkdir -p {target} && gcloud storage rsync --recursive {source} {target}", name
-    # It makes folders for the whole name, and finds the account in AZURE_STORAGE_ACCOUNT.
+    # It creates folders for the whole name, and takes the account from AZURE_STORAGE_ACCOUNT.
     pattern = f" --pattern {shlex.quote(f'{address.prefix}/*')}" if address.prefix else ""
     download = f"az storage blob download-batch --source {shlex.quote(address.bucket)}"
     return f"{download}{pattern} --destination .", address.prefix or "."

@@ -1,7 +1,7 @@
-"""Open buckets for this process: one obstore store for each bucket and use, with credentials and settings.
+"""Open buckets for this process: one obstore store per bucket and use, with credentials and settings.
 
-A request is tried once: retrying is ours (system/retry.py), so that a wait is seen. Only the parts of an upload are
-retried by obstore, because it can't continue an upload after a failed part.
+obstore sends each request once: system/retry.py does the retrying, so that waits are shown. obstore itself retries only
+the parts of an upload, because it can't resume one after a failed part.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10
 STALL_SECONDS = 30  # silence in the middle of an answer
-ANSWER_SECONDS = 300  # for a whole range or part: a connection that trickles is given up then
+ANSWER_SECONDS = 300  # for a whole range or part, in case a connection trickles
 _PART_RETRIES = 6
 
 _stores: dict[tuple[str, str, bool], ObjectStore] = {}
-_answered: set[tuple[str, str]] = set()  # buckets that have answered once, so credentials were found
+_answered: set[tuple[str, str]] = set()  # buckets that have answered, which proves that credentials were found
 _lock = threading.Lock()
-_process: int | None = None  # that has used obstore first, also in those that were forked from it
+_process: int | None = None  # the first to use obstore; a forked process inherits the value
 
 
 def get_store(address: BucketAddress, *, for_upload: bool = False) -> ObjectStore:
@@ -46,19 +46,18 @@ def get_store(address: BucketAddress, *, for_upload: bool = False) -> ObjectStor
 
 
 def check_not_forked(address: object) -> None:
-    """Raise UsageError in a process that was forked from one that has used obstore. Its threads are not here, so that
-    every request would wait for them for ever. The message has the next step in it: that of an exception in a worker of
-    a torch DataLoader is all that is shown."""
+    """Raise UsageError in a process forked from one that has used obstore: a fork lacks obstore's threads, so requests
+    would hang. The message includes the next step, because a torch DataLoader shows only its workers' messages."""
     if _process not in (None, os.getpid()):
         raise UsageError(
             f"{address}: this process was forked from one that has used an object store, and would hang; it "
-            'has to be spawned, as by DataLoader(…, multiprocessing_context="spawn").',
+            'must be spawned, as by DataLoader(…, multiprocessing_context="spawn").',
             'Pass multiprocessing_context="spawn" to the DataLoader.',
         )
 
 
 def forget_stores(address: BucketAddress) -> None:
-    """Drop what is known of a bucket, so that its credentials are looked for again."""
+    """Drop a bucket's stores, so that its credentials are looked up again."""
     with _lock:
         for for_upload in (False, True):
             _stores.pop((address.scheme, address.bucket, for_upload), None)
@@ -81,7 +80,7 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
         "connect_timeout": f"{CONNECT_SECONDS}s",
         "timeout": f"{ANSWER_SECONDS}s",
     }
-    if not for_upload:  # there it would count the time in which a part is sent
+    if not for_upload:  # for uploads it would include the time to send a part
         client["read_timeout"] = f"{STALL_SECONDS}s"
     options: dict[str, Any] = {
         "client_options": client,
@@ -91,18 +90,20 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
         return HTTPStore.from_url(str(address), **options)
     kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     if address.scheme == "s3":
-        options |= _aws_options() | {"disable_bulk_delete": True}  # not every store that speaks S3 knows it
-    if address.scheme == "az":
-        options |= _azure_options()
-    # obstore panics for an endpoint that is no address of the web.
+        options |= _aws_options() | {"disable_bulk_delete": True}  # not every S3-compatible store supports it
+    if address.scheme == "az":  # variables of the Azure tools
+        account, key = os.environ.get("AZURE_STORAGE_ACCOUNT"), os.environ.get("AZURE_STORAGE_KEY")
+        options |= _unless_set(("AZURE_STORAGE_ACCOUNT_NAME",), "account_name", account)
+        options |= _unless_set(("AZURE_STORAGE_ACCOUNT_KEY",), "account_key", key)
+    # obstore panics on an endpoint that is not a web address.
     endpoints = {name: os.environ.get(name) for name in (*_AWS_ENDPOINTS, *_AZURE_ENDPOINTS)}
     endpoints["endpoint_url of the AWS profile"] = options.get("endpoint")
     for name, value in endpoints.items():
         if value and not re.match(r"https?://[^/@\s]+(/|$)", value):
-            raise UsageError(f"{name} is no address.", "It is like https://host or http://host:port.")
+            raise UsageError(f"{name} is not a web address.", "Write it like https://host or http://host:port.")
     try:
         store: ObjectStore = kinds[address.scheme](address.bucket, **options)
-    except (BaseError, ValueError):  # its message may quote what is in the environment
+    except (BaseError, ValueError):  # its message may quote the environment
         problem = "the settings in the environment can't be used"
         raise UsageError(f"{address}: {problem}.", SETTINGS[address.scheme]) from None
     return store
@@ -117,25 +118,25 @@ SETTINGS = {
 } | dict.fromkeys(WEB_SCHEMES, "Download it first (curl -LO ADDRESS), and name the file.")
 
 
-# Find credentials and settings that the ecosystem knows and obstore does not find by itself.
+# Credentials and settings that obstore does not find.
 #
-# obstore reads the environment (AWS_*, GOOGLE_*, AZURE_*), Google's application default credentials, and asks for the
-# roles of instances, containers and pods. It does not read the profiles of the AWS tools (~/.aws/credentials and
-# ~/.aws/config) and two of the Azure tools' variables. A profile with keys is read here; one that needs a login, a role
-# or a program has the AWS tools put its keys into the environment.
+# obstore reads the environment (AWS_*, GOOGLE_*, AZURE_*), Google's application default credentials, and the roles of
+# instances, containers and pods. It ignores AWS profiles (~/.aws/credentials and ~/.aws/config) and two of the Azure
+# tools' variables. Profiles with keys are read here; for one that needs a login, a role or a program, the user exports
+# the keys to the environment with the AWS CLI.
 #
-# Nothing here is kept, printed or pickled: every process looks for itself.
+# Nothing here is cached, printed or pickled: every process looks for itself.
 
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-# A profile with one of these has its keys made by somebody else: by a login, a role or a program.
+# A profile with one of these gets its keys from a login, a role or a program.
 _MADE_ELSEWHERE = (
     "sso_session", "sso_start_url", "login_session", "role_arn", "web_identity_token_file", "credential_process",
 )  # fmt: skip
 
 
 def _aws_options() -> dict[str, Any]:
-    """Read a profile, if the environment has no keys. What is in the environment comes first."""
+    """Read a profile for settings that the environment lacks."""
     name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     profile = _read_profile(name)
     options = _unless_set(("AWS_REGION", "AWS_DEFAULT_REGION"), "region", profile.get("region"))
@@ -157,7 +158,7 @@ def _aws_options() -> dict[str, Any]:
 
 
 def _read_profile(name: str | None) -> Mapping[str, str]:
-    """Return a profile's settings from both files; those in `credentials` come first, as in the AWS tools."""
+    """Return a profile's settings from both files; `credentials` takes precedence, as in the AWS tools."""
     config = Path(os.environ.get("AWS_CONFIG_FILE", "~/.aws/config")).expanduser()
     credentials = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser()
     wanted = name or "default"
@@ -170,22 +171,15 @@ def _read_profile(name: str | None) -> Mapping[str, str]:
             parser.read(path)
         except (OSError, UnicodeDecodeError, configparser.Error):
             # The parser's own message quotes lines of the file, which hold keys.
-            raise UsageError(f"{path}: this file of AWS profiles can't be read.", "Repair it.") from None
+            raise UsageError(f"{path}: these AWS profiles can't be read.", "Repair the file.") from None
         if parser.has_section(section):
             found = True
             settings |= dict(parser.items(section))
     if name is not None and not found:
-        raise UsageError(f"AWS_PROFILE is {name}, and there is no such profile.", f"Look into {config}.")
+        raise UsageError(f"AWS_PROFILE is {name}, but there is no such profile.", f"Look into {config}.")
     return settings
 
 
-def _azure_options() -> dict[str, Any]:
-    """Return the account by the names that the Azure tools have for its variables."""
-    account, key = os.environ.get("AZURE_STORAGE_ACCOUNT"), os.environ.get("AZURE_STORAGE_KEY")
-    options = _unless_set(("AZURE_STORAGE_ACCOUNT_NAME",), "account_name", account)
-    return options | _unless_set(("AZURE_STORAGE_ACCOUNT_KEY",), "account_key", key)
-
-
 def _unless_set(variables: Sequence[str], option: str, value: str | None) -> dict[str, Any]:
-    """Return an option, unless there is no value for it, or the environment has one, which obstore finds."""
+    """Return an option, unless it has no value, or the environment, which obstore reads, has one."""
     return {option: value} if value and not any(map(os.environ.get, variables)) else {}

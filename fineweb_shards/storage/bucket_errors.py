@@ -1,7 +1,7 @@
 """Translate obstore's exceptions: TransientError if waiting may help, an error in our own words if not.
 
-obstore's messages hold addresses, headers and answers, which may hold signatures and keys. So none of them is passed
-on: a status, an error code of the store and a host name are picked out, and nothing else.
+obstore's messages quote addresses, headers and responses, which may contain signatures and keys. So they are never
+passed on: only a status, the store's error code and a host name are extracted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fineweb_shards.storage.bucket_credentials import SETTINGS, forget_stores, h
 from fineweb_shards.storage.place import TRANSIENT_STATUSES
 from fineweb_shards.system.retry import TransientError
 
-# Two writers at the same moment: the next try shows who was first. Or an upload that was ended by an answer that was
-# lost, or by somebody else.
+# Two writers at the same moment: a retry shows who was first. Or an upload that somebody else has ended, or that we
+# have, without receiving the answer.
 _RACE_CODES = ("ConditionalRequestConflict", "OperationAborted", "NoSuchUpload")
 _BUSY_CODES = ("InternalError", "RequestTimeout", "ServerBusy", "ServiceUnavailable", "SlowDown")
 _TRANSIENT_CODES = (*_RACE_CODES, *_BUSY_CODES, "Throttling", "ThrottlingException")
@@ -27,12 +27,12 @@ _BAD_KEY_CODES = frozenset(
 )
 _REGION_CODES = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 _NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName")
-# Credentials in the environment of a process can't be renewed while it runs.
+# Credentials in a process's environment can't be renewed while it runs.
 _FIXED = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_BEARER_TOKEN", "az": "AZURE_STORAGE_SAS_TOKEN"}
 _METADATA_HOSTS = ("169.254.", "metadata.google.internal", "[fd00:ec2::254]", "metadata:")
 _CERTIFICATE = "certificate"
 _NOT_PARTIAL = "a range is answered with status 200, not 206"
-# What obstore's message says about a request without an answer, and what we say.
+# For a request without an answer: part of obstore's message, and our text.
 _BROKEN = {
     "certificate": _CERTIFICATE,
     "dns error": "no such host, or no network",
@@ -50,7 +50,7 @@ class ConflictError(LockedError):
 
 
 class AnswerError(Exception):
-    """A refusal that is an answer, and no error, for some methods; `refusal` is the error for the others."""
+    """A refusal that some methods expect; `refusal` is the error that the others raise."""
 
     def __init__(self, refusal: ShardError) -> None:
         super().__init__(refusal.message)
@@ -62,22 +62,22 @@ class MissingError(AnswerError):
 
 
 class UnconditionalError(AnswerError):
-    """The store does not know such a request: it has no conditional writes."""
+    """The store does not support conditional writes."""
 
 
 class PreconditionError(AnswerError):
-    """The object is not what the request says it must be."""
+    """The object does not meet the request's condition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The parts of obstore's message that may be shown."""
+    """The parts of obstore's message that are safe to show."""
 
     kind: str  # the name of obstore's class
     status: int
     code: str
     host: str
-    broken: str  # why there is no whole answer; empty if there is one, or if the message says something else
+    broken: str  # why the answer is missing or incomplete; empty if it is complete, or unknown
 
     @classmethod
     def of(cls, error: Exception) -> Refusal:
@@ -102,7 +102,7 @@ class Refusal:
 
 
 def translate(error: Exception, address: BucketAddress, name: str, kind: type[ShardError]) -> Exception:
-    """Return what to raise instead of an exception of obstore; `kind` is the class for a final refusal."""
+    """Return the error to raise instead of obstore's; `kind` is the class for a permanent one."""
     found = Refusal.of(error)
     other = _transient(found, address, kind) or _about_credentials(found, address, kind)
     if other is not None:
@@ -123,13 +123,13 @@ def translate(error: Exception, address: BucketAddress, name: str, kind: type[Sh
 def _transient(found: Refusal, address: BucketAddress, kind: type[ShardError]) -> Exception | None:
     at_metadata = found.host.startswith(_METADATA_HOSTS)
     if at_metadata and not has_answered(address):
-        return None  # there is no such service here: no credentials
+        return None  # this machine has no metadata service, hence no credentials
     where = found.host or str(address)
-    if found.broken == _NOT_PARTIAL:  # a proxy may do it once, some servers always; obstore can't use it
+    if found.broken == _NOT_PARTIAL:  # a proxy may do this once, some servers always do; obstore rejects it
         error = kind(
             f"{address}: the store answers a request for a range of an object with status 200, not 206.",
-            "`rclone serve s3` does that, and some proxies. Use another server; or a folder on this machine, "
-            "and copy it with the store's own program.",
+            "`rclone serve s3` and some proxies do that. Use another server; or a folder on this machine, and copy "
+            "it with the store's own program.",
         )
         return TransientError(f"{where}: {found.broken}", error=error)
     if found.broken and found.broken != _CERTIFICATE:
@@ -155,7 +155,7 @@ def _about_credentials(found: Refusal, address: BucketAddress, kind: type[ShardE
     if found.code in _BAD_KEY_CODES or found.status == 401:
         return kind(f"{address}: the credentials are refused{found.shown}.", settings)
     if found.code == "RequestTimeTooSkewed":
-        return kind(f"{address}: this machine's clock is wrong, says the store.", "Set the clock.")
+        return kind(f"{address}: the store says that this machine's clock is wrong.", "Set the clock.")
     return None
 
 
@@ -166,7 +166,7 @@ def _final(found: Refusal, address: BucketAddress, url: str, kind: type[ShardErr
         hint = f"Check the name, or make the bucket first. {settings}"
         return kind(f"{place}: there is no such bucket{' at ' + found.host if found.host else ''}.", hint)
     if address.scheme in WEB_SCHEMES and not found.status and found.broken != _CERTIFICATE:
-        return kind(f"{url}: the server does not tell the size of this file, or can't send a part of it.", settings)
+        return kind(f"{url}: the server does not give this file's size, or can't send a part of it.", settings)
     if found.code in _REGION_CODES or found.status == 301:
         return kind(f"{place}: the bucket is in another region.", "Set AWS_REGION to the bucket's region.")
     if found.status == 403 and address.scheme not in WEB_SCHEMES:
@@ -176,8 +176,7 @@ def _final(found: Refusal, address: BucketAddress, url: str, kind: type[ShardErr
         hint = "Check the clock and the endpoint; name certificates of your own with SSL_CERT_FILE."
         return kind(f"{found.host}: its certificate can't be trusted.", hint)
     if found.kind == "InvalidPathError":
-        problem = "an object below has a name that no folder could hold (//, . or ..)"
-        return kind(f"{url}: {problem}.", "Rename it.")
+        return kind(f"{url}: an object below has a name that no folder could hold (//, . or ..).", "Rename it.")
     if found.status == 404:
         return kind(f"{url}: there is no such object.", "Check the address.")
     if not found.status:

@@ -1,10 +1,9 @@
-"""Send requests to a bucket: with retries for what may pass, and our own errors for the rest.
+"""Send requests to a bucket: retry transient failures, and translate the others into our own errors.
 
-Small objects are written under a condition, in the form that the store understands. S3, Google and Azure know
-conditions. Of the programs that speak S3, some refuse such a request (501), some write without looking at the
-condition, and some refuse even a condition that holds, because they compare the ETag without the quotes that they have
-sent: Ceph's RGW does (16.2, tried), and DigitalOcean's Spaces (slatedb/slatedb#1818). versitygw had the same symptom
-(versity/versitygw#1710). What a store does is found out by trying: `probe_store`.
+Small objects are written conditionally. S3, Google and Azure support that. Among the S3-compatible stores, some refuse
+such a request (501), some ignore the condition, and some refuse even one that holds, because they compare the ETag
+without the quotes that they have sent: Ceph's RGW does (16.2, tested), and DigitalOcean's Spaces
+(slatedb/slatedb#1818). versitygw had the same symptom (versity/versitygw#1710). So `probe_store` tests each store.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# A store gives one connection 50 to 100 MB/s, and many give less: large ranges come over several at once.
+# A store gives one connection at most 50 to 100 MB/s: large ranges are fetched over several at once.
 _PART_BYTES = 16 * 2**20
 _CHUNK_BYTES = 2**20
 Answers = tuple[type[AnswerError], ...]
-DOES_NOT_HOLD = (PreconditionError, MissingError)  # the answers to a write whose condition does not hold
+DOES_NOT_HOLD = (PreconditionError, MissingError)  # answers to a write whose condition does not hold
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object, as a listing describes it. `name` is relative to the address under which it was found."""
+    """An object's metadata. `name` is relative to the folder."""
 
     name: str
     size_bytes: int
@@ -60,38 +59,38 @@ class ObjectInfo:
     modified_seconds: float
 
 
-BY_DATE = "modified "  # before what stands for the ETag of an object in a store that gives none
+BY_DATE = "modified "  # prefix of the date that replaces a missing ETag
 
 
 def content_hash(info: ObjectInfo) -> str:
-    """Return what shows that an object was replaced."""
+    """Return a text that differs once an object has been replaced."""
     return info.etag or f"{BY_DATE}{info.modified_seconds}"
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Which content an object has, for `Bucket.write`. Stores compare one of the two values, or both."""
+    """The version of an object, for `Bucket.write`. Stores compare one of the two values, or both."""
 
     etag: str | None
     version: str | None
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Version:
-        """Return the version in an answer of obstore."""
+        """Return the version in obstore's answer."""
         return cls(answer["e_tag"], answer["version"])
 
 
 class Connection:
-    """A folder in a bucket, and how requests about it are sent. Threads may share it.
+    """Sends requests about a folder in a bucket. Threads may share it.
 
-    `refusal` is the class of error for what no retry would change: OutputError for a bucket that is written.
+    `refusal` is the class of permanent errors: OutputError for a bucket that is written.
     """
 
     def __init__(self, address: BucketAddress, retrier: Retrier, refusal: type[ShardError]) -> None:
         self.address = address
         self.retrier = retrier
         self.refusal = refusal
-        self.longest_answer_seconds: float | None = None  # that is waited for; None: as the client does
+        self.longest_answer_seconds: float | None = None  # a limit below the client's own timeout
 
     def call(
         self,
@@ -101,8 +100,8 @@ class Connection:
         answers: Answers = (),
         for_upload: bool = False,
     ) -> Result:
-        """Return what `action` returns for the store and an object's full name in it. Refusals that are `answers` to
-        the caller are raised as they are, all others as errors for a user."""
+        """Call `action` with the store and an object's key, and return its result. Refusals that the caller expects
+        (`answers`) are raised unchanged, all others as errors for the user."""
         key = self.address.key(name)
 
         def attempt() -> Result:
@@ -111,7 +110,7 @@ class Connection:
 
             try:
                 result = self._call_interruptibly(partial(action, store, key))
-            except (BaseError, FileNotFoundError) as error:  # the second one is a missing object
+            except (BaseError, FileNotFoundError) as error:  # FileNotFoundError: a missing object
                 raise translate(error, self.address, name, self.refusal) from None
             note_answer(self.address)
             return result
@@ -124,8 +123,8 @@ class Connection:
             raise answer.refusal from None
 
     def _call_interruptibly(self, action: Callable[[], Result]) -> Result:
-        """Call a function of obstore. Signals are handled by the main thread, but not inside of obstore, where a server
-        that says nothing would keep Ctrl-C waiting; so there another thread calls it."""
+        """Call a function of obstore; from the main thread, in the background: inside obstore Python can't handle
+        signals, so a silent server would block Ctrl-C."""
         longest = self.longest_answer_seconds
         if longest is None and threading.current_thread() is not threading.main_thread():
             return action()
@@ -136,7 +135,7 @@ class Connection:
         return future.result()
 
     def read(self, name: str, most_bytes: int = SMALL_BYTES) -> tuple[bytes, Version] | None:
-        """Return a small object and its version; None if there is none. A larger one is refused."""
+        """Return a small object and its version; None if it doesn't exist. `refusal` for one over `most_bytes`."""
         import obstore
 
         def get(store: ObjectStore, key: str) -> tuple[bytes, Version]:
@@ -145,7 +144,7 @@ class Connection:
                 raise self.refusal(
                     f"{self.address.child(name)}: {size:,} bytes long; an object of this name that "
                     f"fineweb-shards wrote has at most {most_bytes:,}.",
-                    "Look where it came from, then move it away, or choose another address.",
+                    "Find out where it came from, then move it away, or choose another address.",
                 )
             data = bytes(answer.bytes())
             self.retrier.observer.add_fetched(len(data))
@@ -157,7 +156,7 @@ class Connection:
             return None
 
     def fetch(self, name: str, etag: str | None, begin: int, end: int) -> memoryview:
-        """Return the bytes of a range, all of them; ChangedError if the object has not this `etag`."""
+        """Return all bytes of a range; ChangedError if the object's ETag is not `etag`."""
         if begin >= end:
             return memoryview(b"")
         buffer = mmap_buffer(end - begin)
@@ -178,7 +177,7 @@ class Connection:
         is_web = self.address.scheme in WEB_SCHEMES
         if etag and not is_web and not etag.startswith(BY_DATE):
             options["if_match"] = f'"{etag}"'
-        hint = "Restore the old one, or start over with what is there now: another --out, or --fresh."
+        hint = "Restore the old one, or start over with the new one: another --out, or --fresh."
         changed = ChangedError(f"{url}: the object was replaced while it was being read.", hint)
 
         def get(store: ObjectStore, key: str) -> None:
@@ -187,7 +186,7 @@ class Connection:
                 raise changed
             if (found := answer.meta["size"]) < end:
                 raise self.refusal(
-                    f"{url}: it has {found:,} bytes, and those up to {end:,} are needed.", "Check the object."
+                    f"{url}: it has only {found:,} of the {end:,} bytes that are needed.", "Check the object."
                 )
             received = 0
             for chunk in answer.stream(_CHUNK_BYTES):
@@ -205,15 +204,14 @@ class Connection:
             raise changed from None
 
     def describe(self, found: Any) -> ObjectInfo:
-        """Return what obstore knows of an object."""
+        """Convert obstore's metadata."""
         etag, modified = plain_etag(found["e_tag"]), found["last_modified"].timestamp()
         return ObjectInfo(self.address.name_of(found["path"]), found["size"], etag, modified)
 
     def put(self, name: str, data: bytes, mode: PutMode, answers: Answers = DOES_NOT_HOLD) -> Version:
-        """Write a small object, in one request, under a condition; one of `answers` if the store refuses.
+        """Write a small object conditionally, in one request; raise one of `answers` if the store refuses.
 
-        If an answer is lost, the next try meets what the first one has written; so two writers must not write the same
-        content.
+        No two writers may write the same content: after a lost answer it tells a retry that its write succeeded.
         """
         import obstore
 
@@ -230,26 +228,26 @@ class Connection:
             found = self.read(name, max(SMALL_BYTES, len(data))) if tries > 1 else None
             if found is None or found[0] != data:
                 raise
-            return found[1]  # it was written, and the answer was lost
+            return found[1]  # the write succeeded, but its answer was lost
 
     def overwrite(self, name: str, data: bytes) -> Version:
-        """Write a small object, whatever is there."""
+        """Write a small object unconditionally."""
         return self.put(name, data, "overwrite", answers=())
 
     def delete_one(self, name: str) -> None:
-        """Delete an object; it is no error if it is not there."""
+        """Delete an object; a missing one is ignored."""
         import obstore
 
         with contextlib.suppress(MissingError):
             self.call(name, obstore.delete, answers=(MissingError,))
 
 
-# Find out, before anything depends on it, how a store answers conditions of writes and requests for ranges.
+# Testing how a store handles conditional writes and ranges, before anything depends on it
 #
-# Programs that speak S3 differ in both, and none says so. A condition tells by two writes: one whose condition holds
-# must be done, one whose condition does not must be refused.
+# S3-compatible stores differ in both without saying so. Two writes show how a store treats conditions: it must accept
+# one whose condition holds, and refuse one whose condition doesn't.
 
-# In the work folder, so that one that a killed run has left is known to be ours.
+# In the work folder, so that a leftover of a killed run is recognized as ours.
 PROBE_PREFIX = f"{WORK_FOLDER}/probe-"
 _IMPOSSIBLE = Version('"00000000000000000000000000000000"', None)
 _ANSWERS = (PreconditionError, MissingError, UnconditionalError)
@@ -258,12 +256,12 @@ _ANSWERS = (PreconditionError, MissingError, UnconditionalError)
 class Conditions(Enum):
     """How a store compares the ETag in the condition of a write."""
 
-    QUOTED = "quoted"  # as it gives it, which is the rule
+    QUOTED = "quoted"  # as it was sent, which is the standard
     UNQUOTED = "unquoted"
-    NONE = "none"  # it does not, or wrongly
+    NONE = "none"  # not at all, or wrongly
 
     def replacing(self, version: Version) -> UpdateVersion:
-        """Return obstore's condition that an object still has this version; obstore wants no empty values."""
+        """Return obstore's condition that an object still has this version; obstore rejects empty values."""
         condition: UpdateVersion = {}
         if version.etag is not None:
             condition["e_tag"] = plain_etag(version.etag) if self is Conditions.UNQUOTED else version.etag
@@ -273,14 +271,14 @@ class Conditions(Enum):
 
 
 def probe_store(connection: Connection) -> Conditions:
-    """Write an object of our own a few times, read a part of it, and delete it. Return how the store compares
-    conditions. A refusal if it can't be read by ranges, which would come out after the first upload."""
+    """Return how the store compares conditions, after writing, reading and deleting a temporary object. `refusal` if it
+    can't serve ranges, which would otherwise show only after the first upload."""
     name = f"{PROBE_PREFIX}{secrets.token_hex(8)}"
     created = _try_to_put(connection, name, "create")
     try:
         conditions = _find_conditions(connection, name, created)
         _check_ranges(connection, name)
-    except connection.refusal:  # and not after an outage, which would be waited for once more
+    except connection.refusal:  # not after an outage, which this would wait for again
         _delete_probe(connection, name)
         raise
     _delete_probe(connection, name)
@@ -299,7 +297,7 @@ def _find_conditions(connection: Connection, name: str, created: Version | None)
 
 
 def _try_to_put(connection: Connection, name: str, mode: PutMode) -> Version | None:
-    """Write something new under a condition; None if the store refuses."""
+    """Write new content conditionally; None if the store refuses."""
     try:
         return connection.put(name, secrets.token_bytes(8), mode, _ANSWERS)
     except _ANSWERS:
@@ -311,11 +309,11 @@ def _check_ranges(connection: Connection, name: str) -> None:
     version = connection.overwrite(name, data)
     try:
         is_right = connection.fetch(name, plain_etag(version.etag), 2, 5) == data[2:5]
-    except ChangedError:  # the ETag is the one that it has just given
+    except ChangedError:  # although the store has just given this ETag
         is_right = False
     if not is_right:
         raise connection.refusal(
-            f"{connection.address}: the store does not give the bytes of a range of an object.",
+            f"{connection.address}: the store does not return the right bytes for a range of an object.",
             "Check the address and any proxy on the way, or use another server.",
         )
 
@@ -324,6 +322,6 @@ def _delete_probe(connection: Connection, name: str) -> None:
     try:
         connection.delete_one(name)
     except connection.refusal as error:
-        # A bucket in which nothing may be deleted can be written all the same.
+        # A bucket that forbids deleting is still fit for writing.
         url = connection.address.child(name)
         connection.retrier.observer.tell(Event("note", f"{url} is left over: {error}"))

@@ -1,14 +1,14 @@
-"""Files on the hub: read by ranges, or downloaded; where their bytes are, and whether they are those listed.
+"""Files on the hub: read by ranges, or downloaded.
 
-The hub answers `/resolve/` with an address at a CDN that is a permission in itself, for about an hour. It is asked once
-for a file, and from then on the CDN alone, until that refuses the address: the hub counts requests. The token
-is sent to the hub only. Every answer is checked: status, range, length, and that it is still the same file. Not
-`HfFileSystem`: it accepts a 200 for a Range (2 GB into memory), does not notice a changed ETag, retries for 23 s where
-a night needs an hour, and asks the hub for every range.
+The hub redirects `/resolve/` to a signed CDN address, valid for about an hour. Because the hub limits requests, it is
+asked only once per file; after that all requests go to the CDN, until it rejects the address. The token is sent only to
+the hub. Every response is checked: status, range, length, and that it is still the same file. `HfFileSystem` won't do:
+it accepts a 200 for a Range (2 GB into memory), misses a changed ETag, gives up after 23 s where an overnight run needs
+to wait for an hour, and asks the hub for every range.
 
-What is read from the disk is downloaded a few files ahead of use, and deleted after use. A file is read front to back,
-with a few ranges ahead, and its hash is checked at the end. What is on the disk is always the beginning of the file: a
-download that was interrupted continues after it. Whatever a crash may have left there, the hash decides.
+Downloads run a few files ahead of use, and are deleted after it. A file is fetched front to back, with a few ranges
+prefetched, and its hash is checked at the end. A partial download is always a prefix of the file, and an interrupted
+one continues after it. Whatever a crash has left on the disk, the hash decides.
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ from fineweb_shards.system.own_files import is_plain_file, make_folder, open_own
 from fineweb_shards.system.retry import Disk, Retrier, TransientError
 from fineweb_shards.system.shared_memory import mmap_buffer
 
-# A connection that delivers a few bytes now and then never runs into a timeout: below this it is given up.
+# A connection that trickles never times out, so one slower than this is closed.
 _SLOWEST_BYTES_PER_SECOND = 4096
 _READ_BYTES = 256 * 1024
-# The address may lead to a host that is gone, or in a circle.
+# The address may lead to a host that is gone, or into a redirect loop.
 _NO_ANSWER = (ConnectTimeoutError, NewConnectionError, MaxRetryError)
 _PARTIAL_ENDING = ".part"
 _SMALLEST_BLOCK_BYTES, _LARGEST_BLOCK_BYTES = 2**18, 2**22
-_FEWEST_BLOCKS = 64  # of a large file, so that a download that is killed has something to continue with
+_FEWEST_BLOCKS = 64  # of a large file, so that a killed download leaves a prefix to continue from
 _COPIED_BYTES = 2**20
 
 
-AddressBook = dict[str, str]  # where the bytes of files are, by their URLs on the hub; secret, because signed
+AddressBook = dict[str, str]  # URLs on the hub to CDN addresses, which are secret because they are signed
 
 
 class _BadAddressError(TransientError):
-    """The address is of no use: the hub has to be asked for another one."""
+    """The address no longer works: ask the hub for another one."""
 
 
 @dataclass(eq=False, repr=False)
@@ -88,22 +88,22 @@ class RemoteFile:
 
     url: str  # on the hub
     size_bytes: int
-    content_hash: str  # by the listing; the hub's ETag
+    content_hash: str  # from the listing; the hub's ETag
     retrier: Retrier
     quota: Quota | None = None
     book: AddressBook = field(default_factory=dict)
-    _refused: str = ""  # the last address that was of no use; others may still pass it on
+    _refused: str = ""  # the last address that failed; other processes may still pass it on
     _etags: dict[str, str] = field(default_factory=dict)  # of the answers from each address
-    _asking: Lock = field(default_factory=Lock)  # held while the hub is asked, for as long as an outage
-    _lock: Lock = field(default_factory=Lock)  # held for a moment
+    _asking: Lock = field(default_factory=Lock)  # held during a request to the hub, as long as an outage lasts
+    _lock: Lock = field(default_factory=Lock)  # held only briefly
 
     @property
     def address(self) -> str:
-        """Where the bytes are; the hub is asked if that is not known."""
+        """The address of the bytes, requested from the hub if not yet known."""
         return self.retrier.call(self._find)
 
     def learn(self, url: str) -> None:
-        """Take an address that another process has asked for."""
+        """Take over an address that another process has requested."""
         with self._lock:
             if url != self._refused:
                 self.book.setdefault(self.url, url)
@@ -113,11 +113,11 @@ class RemoteFile:
         return self.retrier.call(partial(self._fetch_once, start, stop))
 
     def _find(self) -> str:
-        """Return where the bytes are; ChangedError if the hub says twice that it has another file."""
+        """Return the address of the bytes; ChangedError if the hub reports another ETag twice."""
         if known := self.book.get(self.url):
             return known
         with self._asking:
-            if known := self.book.get(self.url):  # another thread may have asked meanwhile
+            if known := self.book.get(self.url):  # another thread was faster
                 return known
             for _ in range(2):
                 with translated_errors(self.url):
@@ -151,8 +151,8 @@ class RemoteFile:
             quota.take(url)
         try:
             response = send_get(url, headers, constants.HF_HUB_DOWNLOAD_TIMEOUT, follow_redirects=not on_hub)
-        except LocationValueError:  # no address at all
-            raise _BadAddressError(f"{host_of(url)}: an address that can't be used") from None
+        except LocationValueError:  # not a URL at all
+            raise _BadAddressError(f"{host_of(url)}: not a valid address") from None
         except HTTPError as error:
             failure = request_error(url, error)
             if isinstance(error, _NO_ANSWER) and isinstance(failure, TransientError):
@@ -166,19 +166,19 @@ class RemoteFile:
         except HTTPError as error:
             raise request_error(url, error) from None
         finally:
-            # Back to the pool if all of it was read. Otherwise the rest may be anything, even 2 GB.
+            # Back to the pool only if fully read: the rest may be anything, even 2 GB.
             response.release_conn() if response.closed else response.close()
 
     def _check(self, url: str, status: int, headers: Mapping[str, str], start: int, stop: int) -> None:
-        """Raise an error for an answer that is not the range that was asked for, of the right file."""
+        """Raise an error unless the answer is the requested range of the right file."""
         host, name = host_of(url), short_name(self.url)
         if status in TRANSIENT_STATUSES:
             raise status_error(url, status, headers)
-        # Perhaps the signature has expired, or this is not the right host; the hub will say if it is more.
+        # Probably an expired signature or the wrong host; if not, asking the hub again will tell.
         if status != 206 or headers.get("Content-Range") != f"bytes {start}-{stop - 1}/{self.size_bytes}":
             raise _BadAddressError(f"{host}: status {status} for a range of {name}")
-        # A CDN has ETags of its own, so they are compared with each other; the hub's was compared with the listing when
-        # it was asked for this address.
+        # A CDN has ETags of its own, which can only be compared with each other; `_find` has compared the hub's with
+        # the listing.
         etag = plain_etag(headers.get("ETag"))
         known = self.content_hash if is_hub(url) else self._etags.setdefault(url, etag)
         if etag != known:
@@ -186,7 +186,6 @@ class RemoteFile:
             raise _BadAddressError(f"{host}: an answer with another ETag for {name}")
 
     def _read(self, url: str, response: urllib3.BaseHTTPResponse, size: int) -> memoryview:
-        """Return the body of an answer."""
         buffer, received, begin = mmap_buffer(size), 0, time.monotonic()
         while received < size and (data := response.read1(_READ_BYTES, decode_content=False)):
             if received + len(data) > size:
@@ -203,7 +202,7 @@ class RemoteFile:
 
 
 class HubPlace(Place):
-    """Files of a dataset on the hub, by ranges. Where their bytes are is known once for a process."""
+    """Files of a dataset on the hub, by ranges. All files of a process share one address book."""
 
     is_remote = True
 
@@ -220,13 +219,13 @@ class HubPlace(Place):
         open_session(self.retrier, self._quota)
 
     def reopened(self, observer: Observer | None) -> HubPlace:
-        """Return the same with no file open, but with the addresses that are known."""
+        """Return the same place with no file open, but with the known addresses."""
         place = HubPlace(self.hub, self.max_outage_seconds, observer or self.retrier.observer)
         place._book = self._book
         return place
 
     def find(self, file: InputFile) -> RemoteFile:
-        """Return a file, which is asked for its bytes."""
+        """Return the file to fetch ranges from."""
         with self._lock:
             if file.path not in self._files:
                 hub = self._dataset
@@ -250,7 +249,7 @@ class HubPlace(Place):
 
 
 class HubOnDiskPlace(LocalPlace):
-    """Files of the hub that are fetched whole, in the order in which they are expected, onto this machine."""
+    """Files on the hub, downloaded whole to this machine, in the order in which they will be needed."""
 
     def __init__(
         self, hub: HubRef | None = None, max_outage_seconds: int = 0, observer: Observer | None = None
@@ -258,7 +257,7 @@ class HubOnDiskPlace(LocalPlace):
         super().__init__(hub, max_outage_seconds, observer)
         self._remote = HubPlace(hub, max_outage_seconds, observer)
         self._begun: dict[str, Future[None]] = {}
-        self._last: Future[None] | None = None  # each waits for the one before, so that the first is there soonest
+        self._last: Future[None] | None = None  # one download at a time, so that the first finishes soonest
         self._released: set[str] = set()
 
     def open(self, file: InputFile, address: str | None = None) -> ByteSource:
@@ -270,7 +269,7 @@ class HubOnDiskPlace(LocalPlace):
         return super().stream(file)
 
     def expect(self, files: Sequence[InputFile]) -> None:
-        """Begin to fetch files, if that has not begun."""
+        """Begin to download files, if not begun already."""
         for file in files:
             if file.path not in self._begun:
                 self._last = self._begun[file.path] = in_background(partial(self._download, file, self._last))
@@ -280,7 +279,7 @@ class HubOnDiskPlace(LocalPlace):
         return begun is not None and begun.done() and begun.exception() is None
 
     def release(self, files: Sequence[InputFile]) -> None:
-        """Delete files that will not be read again, unless they are to be kept."""
+        """Delete files that will not be read again, unless `keep_downloads` is set."""
         if self.hub is None or self.hub.keep_downloads:
             return
         for path in {file.path for file in files} - self._released:
@@ -289,16 +288,16 @@ class HubOnDiskPlace(LocalPlace):
             Path(path + _PARTIAL_ENDING).unlink(missing_ok=True)
 
     def _wait_for(self, file: InputFile) -> None:
-        """Wait until a file is on the disk, and raise what went wrong."""
+        """Wait for a download, and raise its error."""
         self.expect([file])
         self._begun[file.path].result()
 
     def _download(self, file: InputFile, before: Future[None] | None) -> None:
-        """Bring a file to its path, unless it is there. A full disk is waited for."""
+        """Download a file, unless it exists. Waits while the disk is full."""
         if before is not None:
             before.exception()  # waits for its turn
         path = Path(file.path)
-        if file.path in self._released:  # the run has ended before it came to this file
+        if file.path in self._released:  # the run ended before it reached this file
             return
         if is_plain_file(path) and path.stat().st_size == file.size_bytes:
             return
@@ -309,7 +308,7 @@ class HubOnDiskPlace(LocalPlace):
 def _download_once(file: InputFile, remote: HubPlace, disk: Disk) -> None:
     path, size = Path(file.path), file.size_bytes
     partial_path = path.with_name(path.name + _PARTIAL_ENDING)
-    if is_git_hash(file.content_hash):  # it comes from the hub itself, which counts requests: in one block
+    if is_git_hash(file.content_hash):  # served by the hub itself, which limits requests: one block
         digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
         block_bytes = size
     else:
@@ -322,12 +321,12 @@ def _download_once(file: InputFile, remote: HubPlace, disk: Disk) -> None:
             open_in_order(remote.find(file).fetch, size, block_bytes) as source,
         ):
             lock_file(output)
-            if is_plain_file(path):  # another process has just finished it
+            if is_plain_file(path):  # another process was faster
                 return
             output.truncate(min(output.seek(0, os.SEEK_END), size))
             output.seek(0)
             done = 0
-            while data := output.read(_COPIED_BYTES):  # what is on the disk already
+            while data := output.read(_COPIED_BYTES):  # the prefix on the disk
                 digest.update(data)
                 done += len(data)
             source.seek(done)
@@ -337,7 +336,7 @@ def _download_once(file: InputFile, remote: HubPlace, disk: Disk) -> None:
                 done += len(data)
             if digest.hexdigest() != file.content_hash:
                 output.truncate(0)
-                raise TransientError(f"{file.name}: other content than the hub lists")
+                raise TransientError(f"{file.name}: the content differs from the hub's listing")
             os.fsync(output.fileno())
             os.replace(partial_path, path)
     except OSError as error:
@@ -345,7 +344,7 @@ def _download_once(file: InputFile, remote: HubPlace, disk: Disk) -> None:
 
 
 def _write(output: BinaryIO, data: bytes, position: int, path: Path) -> None:
-    """Write a part at its place; DiskFullError if there is no space. It can be repeated."""
+    """Write a part at its place; DiskFullError if there is no space. Safe to repeat."""
     try:
         output.seek(position)
         while data:
@@ -355,7 +354,7 @@ def _write(output: BinaryIO, data: bytes, position: int, path: Path) -> None:
 
 
 def fetch_model_file(repository: str, revision: str, names: Sequence[str], retrier: Retrier) -> tuple[bytes, str]:
-    """Return the first file that a model has of `names`, and the commit that it is from."""
+    """Return the content and commit of the first of `names` that a model has."""
     open_session(retrier)
     for name in names:
 
@@ -363,7 +362,7 @@ def fetch_model_file(repository: str, revision: str, names: Sequence[str], retri
             with translated_errors(f"model {repository}"):
                 try:
                     return Path(hf_hub_download(repository, name, revision=revision or None))
-                except LocalEntryNotFoundError:  # an outage: a kind of EntryNotFoundError, too
+                except LocalEntryNotFoundError:  # an outage, although it is an EntryNotFoundError
                     raise
                 except EntryNotFoundError:
                     return None
@@ -373,4 +372,4 @@ def fetch_model_file(repository: str, revision: str, names: Sequence[str], retri
             commit = str(path).removesuffix(name).rstrip("/\\").replace("\\", "/").rpartition("/")[2]
             return path.read_bytes(), commit
     hint = f"Looked for: {', '.join(names)}. Download another file of it, and name that with --tokenizer."
-    raise HubError(f"model {repository}: it has no tokenizer that is known here.", hint)
+    raise HubError(f"model {repository}: it has no tokenizer file of a supported kind.", hint)

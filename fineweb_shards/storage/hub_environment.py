@@ -1,8 +1,7 @@
-"""What is needed of the hub before its clients are imported: check the environment, and silence them.
+"""Check the environment before the hub's clients are imported, and silence them.
 
-The clients read environment variables on import, and some values crash them. Later a mistake would look like an outage
-and be waited for, although waiting can't help; so it is reported at once. A token and the password of a proxy are never
-shown.
+The clients read environment variables on import, and some values crash them. Other mistakes would later look like an
+outage and be retried in vain, so they are reported at once. Tokens and proxy passwords are never shown.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ def check_addresses() -> None:
 
 
 def check_token(token: str | None) -> None:
-    """Raise HubError for a text that can't be a token: no request could be sent with it."""
+    """Raise HubError for a token that can't be sent in a header."""
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         hint = "Copy it again from https://huggingface.co/settings/tokens; it begins with hf_."
         raise HubError("HF_TOKEN holds characters that no token has.", hint)
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the address of the proxy for a request, with its password; None if it uses none."""
+    """Return the proxy's address for a request, with its password; None without a proxy."""
     proxies, parts = urllib.request.getproxies(), urlsplit(url)
     found = proxies.get(parts.scheme) or proxies.get("all")
     if not found or urllib.request.proxy_bypass(parts.hostname or ""):
@@ -52,13 +51,13 @@ def _is_address(text: str, schemes: tuple[str, ...]) -> bool:
         parts = urlsplit(text)
         named = bool(parts.hostname) and parts.port != 0
         return parts.scheme in schemes and named and not any(char.isspace() for char in text)
-    except ValueError:  # a port that is no number, or an unbalanced bracket
+    except ValueError:  # a port that is not a number, or an unbalanced bracket
         return False
 
 
 def quiet_clients() -> None:
-    """Turn off progress bars, log lines and warnings of huggingface_hub, datasets and hf_xet: this program shows
-    progress and waits itself. Log lines that the user has asked for (HF_HUB_VERBOSITY, DATASETS_VERBOSITY) stay on."""
+    """Turn off the progress bars, log lines and warnings of huggingface_hub, datasets and hf_xet: this program shows
+    its own. Log lines that the user has requested (HF_HUB_VERBOSITY, DATASETS_VERBOSITY) stay on."""
     for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
         os.environ[name] = "1"
     for name in ("HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
@@ -67,6 +66,5 @@ def quiet_clients() -> None:
 
 
 def is_git_hash(content_hash: str) -> bool:
-    """Return whether the hash of a file is git's: then the hub keeps it itself, and not in a large store, where files
-    are known by their SHA-256."""
+    """Return whether a hash is git's: then the hub itself serves the file. Large files have a SHA-256 and a CDN."""
     return len(content_hash) == 40

@@ -1,6 +1,6 @@
 """Translate the exceptions of the hub's clients: TransientError if waiting may help, HubError if not.
 
-The clients' own exceptions hold the request, and with it the token, so none of them is passed on.
+The clients' exceptions contain the request, and with it the token, so they are never passed on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NOT_THE_HUB = ("no answer", "no connection", "redirects that go in a circle")
 
 @contextmanager
 def translated_errors(what: str) -> Iterator[None]:
-    """Translate the clients' exceptions; `what` names what is requested. A bug keeps its traceback."""
+    """Translate the clients' exceptions; `what` names the request. A bug keeps its traceback."""
     try:
         yield
     except (TransientError, ShardError):
@@ -61,7 +61,7 @@ def translated_errors(what: str) -> Iterator[None]:
 def _translate(error: BaseException, what: str) -> TransientError | HubError | None:
     """Return the error to raise instead; None if it is a bug."""
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # a download reports any failed request as a file that is not in the cache
+        error = error.__cause__  # a download reports any failed request as a file missing from the cache
     if isinstance(error, OfflineModeIsEnabled):
         hint = "Unset HF_HUB_OFFLINE, or use --input with local files."
         return HubError(f"{what}: HF_HUB_OFFLINE is set, and this is not on the disk.", hint)
@@ -80,8 +80,8 @@ def _translate(error: BaseException, what: str) -> TransientError | HubError | N
         return TransientError(f"{hub_host()}: {_reason(error)}")
     if isinstance(error, FileMetadataError):
         return TransientError(f"{hub_host()}: an answer without a file's size or hash")
-    # huggingface_hub's error for a body that is too short, and any error of xet. That xet has raised a RuntimeError
-    # only the traceback tells: `datasets` raises one, too, for a dataset that needs a script.
+    # huggingface_hub's error for a body that is too short, and any error of xet. Only the traceback shows that a
+    # RuntimeError is xet's: `datasets` also raises one, for a dataset that needs a script.
     is_short = type(error) is OSError and error.errno is None and "Consistency check" in str(error)
     frames = traceback.extract_tb(error.__traceback__) if type(error) is RuntimeError else []
     if is_short or type(error).__module__ == "hf_xet" or any("xet" in frame.name for frame in frames):
@@ -98,7 +98,7 @@ def status_error(url: str, status: int, headers: Mapping[str, str]) -> Transient
 
 
 def request_error(url: str, error: Exception) -> TransientError | HubError:
-    """Make the error for a request that got no answer, or only a part of one."""
+    """Make the error for a request with no answer or an incomplete one."""
     if isinstance(error, urllib3.exceptions.MaxRetryError) and isinstance(error.reason, Exception):
         return request_error(url, error.reason)
     host, proxy = host_of(url), host_of(proxy_for(url) or "")
@@ -127,23 +127,23 @@ def what_to_check(url: str) -> str:
 
 
 def is_hub(url: str) -> bool:
-    """Tell whether an address is the hub's own: only there a token may be sent, and requests are counted."""
+    """Return whether an address is the hub's own: only these requests carry the token and count towards its limits."""
     ours, theirs = urlsplit(constants.ENDPOINT), urlsplit(url)
     return (ours.scheme, ours.netloc) == (theirs.scheme, theirs.netloc)
 
 
 def host_of(url: str) -> str:
-    """Return host and port of an address, without a password."""
+    """Return the host and port of an address, without credentials."""
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def hub_host() -> str:
-    """Return the hub's host, for messages about errors that don't name one."""
+    """Return the hub's host, for errors that don't name one."""
     return host_of(constants.ENDPOINT)
 
 
 def short_name(url: str) -> str:
-    """Return the path of an URL, without host, query and signature."""
+    """Return the path of a URL, without host, query and signature."""
     return re.sub(r"^https?://[^/]+/", "", url).split("?")[0]
 
 
@@ -173,11 +173,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__ or wrapped
 
 
-# Read from a server's headers how long to wait and what is left of a quota.
+# Rate limits in a server's headers
 #
-# Headers are untrusted text: whatever is in them becomes a number of seconds to wait, or 0.
+# Headers are untrusted text: whatever they contain becomes a number of seconds to wait, or 0.
 
-# The hub counts in windows of five minutes. If a server requests a longer wait, it is asked again earlier.
+# The hub's windows last five minutes. A server that requests a longer wait is retried earlier.
 LONGEST_REQUESTED_SECONDS = 900.0
 _LIMIT = re.compile(r'"(\w+)"\s*;\s*r\s*=\s*(\d{1,18})\s*;\s*t\s*=\s*(\d+)')
 _POLICY = re.compile(r'"(\w+)"\s*;\s*q\s*=\s*(\d{1,18})\s*;\s*w\s*=\s*(\d{1,18})')
@@ -185,12 +185,12 @@ _POLICY = re.compile(r'"(\w+)"\s*;\s*q\s*=\s*(\d{1,18})\s*;\s*w\s*=\s*(\d{1,18})
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What an answer says about one quota: RateLimit and RateLimit-Policy."""
+    """One quota, from the headers RateLimit and RateLimit-Policy."""
 
     kind: str  # "resolvers" or "api"
     left: int  # requests in this window
     reset_seconds: float  # until the next window
-    quota: int = 0  # requests in a window; 0: not told
+    quota: int = 0  # requests in a window; 0: unknown
     window_seconds: float = 0.0
 
 
@@ -204,7 +204,7 @@ def read_limits(headers: Mapping[str, str]) -> list[Limit]:
 
 
 def requested_wait_seconds(headers: Mapping[str, str], status: int) -> float:
-    """Return the wait by Retry-After and, after a 429, by RateLimit; 0 if neither says."""
+    """Return the wait from Retry-After and, after a 429, from RateLimit; 0 without either."""
     seconds = _retry_after(headers.get("Retry-After", ""))
     if status == 429:  # in other answers RateLimit only says when the next window begins
         seconds = max([seconds, *(limit.reset_seconds for limit in read_limits(headers) if not limit.left)])
@@ -212,17 +212,17 @@ def requested_wait_seconds(headers: Mapping[str, str], status: int) -> float:
 
 
 def what_raises_limit() -> str:
-    """Return the advice for a quota that is used up."""
+    """Return the advice for an exhausted quota."""
     return "a PRO account has a higher limit" if get_token() else "with HF_TOKEN the limit is higher"
 
 
 def _retry_after(text: str) -> float:
-    """Parse a number of seconds, whole or not, or a date; 0 for everything else."""
+    """Parse a number of seconds or a date; 0 for anything else."""
     try:
         seconds = float(text)
     except ValueError:
         try:
             seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-        except (ValueError, OverflowError, OSError):  # no date, or one outside the range of the clock
+        except (ValueError, OverflowError, OSError):  # not a date, or outside the clock's range
             return 0.0
     return max(0.0, seconds) if math.isfinite(seconds) else 0.0

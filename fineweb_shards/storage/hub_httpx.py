@@ -1,7 +1,7 @@
 """The HTTP library of huggingface_hub, under one name: httpx up to its version 1, httpx2 from its version 2 on.
 
-Sessions and errors of the hub's clients are objects of that library, and the two have the same names for them. Other
-projects pin huggingface_hub below 2.0 (OLMo-core) or below 1.4 (litgpt), and this one can share their environment.
+The sessions and errors of the hub's clients are objects of that library, with the same names in both. Supporting both
+lets this package share an environment with projects that pin huggingface_hub below 2.0 (OLMo-core) or 1.4 (litgpt).
 """
 
 from __future__ import annotations

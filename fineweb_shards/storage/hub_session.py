@@ -1,12 +1,12 @@
 """The HTTP session for all requests to the hub, those of huggingface_hub and datasets included.
 
-By default the clients send requests without a timeout, retry for 23 s (or as long as a 429 says, five times), and print
-messages of their own. In this session every request has a timeout, transient failures are retried by our retrier, and
-all others are reported at once. The bytes of files don't come this way, but by `send_get`.
+By default the clients send requests without a timeout, retry for 23 s (or, after a 429, five times for as long as it
+says), and print their own messages. In this session every request has a timeout, our retrier handles transient
+failures, and all others are reported at once. The bytes of files are fetched by `send_get` instead.
 
-The hub counts requests in windows of five minutes: those to `/resolve/` ("resolvers") and those to its API ("api").
-Its answers say how many are left (`RateLimit`). All processes of a run share what they have learned in one small file
-(`Quota`), so that they wait once, together, before a quota is used up and not after a 429.
+The hub limits requests per window of five minutes, separately for `/resolve/` ("resolvers") and its API ("api"). Its
+answers say how many are left (`RateLimit`). All processes of a run share these numbers in one small file (`Quota`), so
+that they wait together, before a 429 instead of after it.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from fineweb_shards.system.shared_memory import SharedValue
 from fineweb_shards.system.shell_commands import install_command
 
 QUOTA_FILE_NAME = "hub-quota.json"
-# After a wait the processes don't all come back in the same instant.
+# Spreads out the processes' requests after a wait.
 _SPREAD_SECONDS = 1.0
 _SAME_WINDOW_SECONDS = 5.0
 
 
 class Quota:
-    """What is left of the quotas of one hub. `folder` holds the file; None: this process is alone. The clock must be
-    the same one for all processes, as the system's is."""
+    """What is left of one hub's quotas. The processes share a file in `folder`; None: this process is alone. All of
+    them must use the same clock, such as the system's."""
 
     def __init__(self, folder: Path | None = None, clock: Clock | None = None) -> None:
         self._shared = SharedValue(None if folder is None else folder / QUOTA_FILE_NAME)
         self._clock = clock or Clock()
 
     def take(self, url: str) -> None:
-        """Count a request that is about to be sent; TransientError if it has to wait for the next window."""
+        """Count a request about to be sent; TransientError if it must wait for the next window."""
         kind, host = _kind_of(url), urlsplit(url).netloc
         now = self._clock.now()
         with self._shared.changing() as value:
@@ -71,7 +71,7 @@ class Quota:
             state["left"] = max(0, state["left"] - 1)
 
     def learn(self, url: str, status: int, headers: Mapping[str, str]) -> None:
-        """Note what an answer says about the quotas."""
+        """Record the quotas in an answer."""
         kind, now = _kind_of(url), self._clock.now()
         wait = requested_wait_seconds(headers, status) if status == 429 else 0.0
         limits = [limit for limit in read_limits(headers) if limit.kind == kind]
@@ -82,7 +82,7 @@ class Quota:
             for limit in limits:
                 until = now + limit.reset_seconds
                 same = abs(until - state["until"]) < _SAME_WINDOW_SECONDS
-                # In one window it only gets less: answers arrive in any order, and others are under way.
+                # Within a window it only decreases: answers arrive in any order, and other requests are in flight.
                 state["left"] = min(state["left"], limit.left) if same else limit.left
                 state["until"] = until
                 state |= {"quota": limit.quota, "window": limit.window_seconds} if limit.quota else {}
@@ -95,7 +95,7 @@ def _kind_of(url: str) -> str:
 
 
 def _state_of(value: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return what is known about one quota, as a part of the shared value."""
+    """Return one quota's entry in the shared value."""
     known, unknown = value.get(kind), {"left": 0, "until": 0.0, "quota": 0, "window": 0}
     if not isinstance(known, dict) or known.keys() != unknown.keys():
         known = value[kind] = unknown
@@ -107,7 +107,7 @@ _CONNECT_SECONDS = 10.0
 
 
 def open_session(retrier: Retrier, quota: Quota | None = None, answer_seconds: float = ANSWER_SECONDS) -> None:
-    """Make all further requests of this process use our session."""
+    """Make this process's requests use our session from now on."""
     check_token(get_token())
     set_client_factory(partial(HubSession, retrier, quota, answer_seconds))
 
@@ -128,8 +128,8 @@ class HubSession(httpx.Client):
     def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         if constants.HF_HUB_OFFLINE:
             raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
-        # Our retrier handles a request about files, but not the clients' telemetry. A body that can be read only once
-        # is left to the client, which can rewind it.
+        # Our retrier handles requests about files, not the clients' telemetry. Only the client can rewind and resend a
+        # streamed body.
         names = ("/resolve/", "/api/datasets/", "/api/models/")
         about_files = options.get("stream") or any(name in request.url.path for name in names)
         if not about_files or not isinstance(request.stream, httpx.ByteStream):
@@ -145,7 +145,7 @@ class HubSession(httpx.Client):
             response = super().send(request, **options)
         except httpx.RequestError as error:
             raise request_error(url, error) from None
-        if quota is not None:  # by the hub's own answer, not by that of a CDN to which it redirects
+        if quota is not None:  # from the hub's own answer, not from that of a CDN it redirects to
             first = (*response.history, response)[0]
             quota.learn(url, first.status_code, first.headers)
         answered_by = str(response.request.url)
@@ -155,17 +155,16 @@ class HubSession(httpx.Client):
         if "/api/" in request.url.path and response.status_code == 200 and not options.get("stream"):
             try:
                 response.json()
-            except (ValueError, RecursionError):  # of a proxy, or of a network that wants a login first
-                reason = f"{host_of(answered_by)}: an answer that is no JSON, so not the hub's"
+            except (ValueError, RecursionError):  # from a proxy, or a network's login page
+                reason = f"{host_of(answered_by)}: the answer is not JSON, so not the hub's"
                 raise TransientError(reason, advice=what_to_check(answered_by)) from None
         return response
 
 
-# Fetch ranges of files over kept connections, several at once.
+# Fetching ranges of files, over pooled connections
 #
-# With urllib3, not with the session of the hub's clients: httpx takes 3.6 s of processor time for a GiB of body,
-# urllib3 1.2 s, and that is time in which a worker could encode. What may be trusted (certificates) and which proxy is
-# used is the same as there.
+# With urllib3, not the session of the hub's clients: httpx takes 3.6 s of CPU time for a GiB of body, urllib3 1.2 s,
+# and workers need that time for encoding. Certificates and proxies are those of the session.
 
 _KEPT_CONNECTIONS = 64  # to one host
 _MOST_REDIRECTS = 5
@@ -174,7 +173,7 @@ _MOST_REDIRECTS = 5
 def send_get(
     url: str, headers: Mapping[str, str], timeout_seconds: float, *, follow_redirects: bool
 ) -> urllib3.BaseHTTPResponse:
-    """Send a GET request and return the answer with its body still to be read. Nothing is tried again."""
+    """Send a GET request, without retries, and return the answer with its body unread."""
     redirects = _MOST_REDIRECTS if follow_redirects else False
     return _connections(proxy_for(url)).request(
         "GET",
@@ -189,7 +188,7 @@ def send_get(
 
 @cache
 def _connections(proxy: str | None) -> urllib3.PoolManager:
-    """Return this process's connections by way of a proxy, or without one."""
+    """Return this process's connection pool, through a proxy or not."""
     trust = httpx.create_ssl_context()
     if proxy is None:
         return urllib3.PoolManager(maxsize=_KEPT_CONNECTIONS, ssl_context=trust)

@@ -1,7 +1,7 @@
 """Files and pipes on this machine.
 
-Standard input and named pipes (a shell's `<(…)` is one) can be read only once, front to back. The beginning is read
-ahead, for its hash: on a resume only that can show whether the input is the same stream again.
+Standard input and named pipes (such as a shell's `<(…)`) can be read only once, front to back. Their beginning is read
+ahead and hashed: on a resume only that hash shows whether the input is the same stream.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fineweb_shards.errors import InputError
 from fineweb_shards.storage.place import STANDARD_INPUT, ByteSource, InputFile, Place, read_error
 
 _HEAD_BYTES = 64 * 1024
-END_MARK = b"\0"  # no text of JSON holds it
+END_MARK = b"\0"  # never occurs in JSON
 _HELD_BYTES = 2**20
 
 
 class LocalPlace(Place):
-    """The disk. Nothing has to be fetched ahead: the kernel reads ahead, and keeps what was read."""
+    """The disk. No prefetching: the kernel reads ahead, and caches."""
 
     def open(self, file: InputFile, address: str | None = None) -> ByteSource:
         return LocalSource(file)
@@ -31,7 +31,7 @@ class LocalPlace(Place):
         if file.compression == "zstd":
             import pyarrow as pa  # here, as below: it takes 28 MB, and not every process needs it
 
-            native: BinaryIO = pa.OSFile(os.fsencode(file.path))  # read without Python's lock
+            native: BinaryIO = pa.OSFile(os.fsencode(file.path))  # reads without the GIL
             return native
         return open(file.path, "rb")
 
@@ -46,7 +46,7 @@ class ScratchPlace(LocalPlace):
 
 
 class LocalSource(ByteSource):
-    """A file on the disk. It may be shorter, or longer, than when it was found."""
+    """A file on the disk, whose size may have changed since it was found."""
 
     def __init__(self, file: InputFile) -> None:
         self._file = file
@@ -61,7 +61,7 @@ class LocalSource(ByteSource):
         return os.fstat(self._handle.fileno()).st_size
 
     def prefetch(self, start: int, stop: int) -> None:
-        """There is nothing to wait for."""
+        """Do nothing: the kernel reads ahead."""
 
     def is_fetched(self, start: int, stop: int) -> bool:
         return True
@@ -87,10 +87,10 @@ class LocalSource(ByteSource):
 
 
 class Pipe:
-    """A pipe whose beginning, `head`, was read ahead; `read` returns it once more.
+    """A pipe whose beginning, `head`, was read ahead; `read` returns it again.
 
-    With `has_end_mark`, standard input comes from the library (api/process.py) and ends with END_MARK. If it ends
-    without, the process that wrote it was killed, and what has come must not be taken for everything.
+    With `has_end_mark`, standard input comes from the library (api/process.py) and ends with END_MARK. A missing mark
+    means that the writing process was killed and the input is incomplete.
     """
 
     has_end_mark = False
@@ -106,8 +106,8 @@ class Pipe:
         elif sys.stdin is None:  # Python was started with standard input closed
             hint = "Send it something: … | fineweb-shards build --input - …"
             raise InputError("--input -: standard input is closed.", hint)
-        # Let it hold a whole block: with its usual 64 kB the two sides would wait for each other all the time.
-        with contextlib.suppress(ImportError, AttributeError, OSError):  # not Linux, not allowed, or no pipe
+        # Room for a whole block: with the usual 64 kB reader and writer would constantly wait for each other.
+        with contextlib.suppress(ImportError, AttributeError, OSError):  # not Linux, not permitted, or not a pipe
             import fcntl
 
             fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, _HELD_BYTES)
@@ -128,12 +128,12 @@ class Pipe:
             return b""
         try:
             data = os.read(self._descriptor, size)
-        except OSError as error:  # not a BadFileError, which could be skipped: it may succeed the next time
+        except OSError as error:  # not a BadFileError, which could be skipped: the next attempt may succeed
             raise InputError(f"--input {self._path}: {error.strerror}.", "Run it again.") from error
         is_marked = self.has_end_mark and self._descriptor == 0
         self._ended = data.endswith(END_MARK) if is_marked else not data
         if is_marked and not data:
-            raise InputError("The process that gave the documents has ended before their end.", "Run it again.")
+            raise InputError("The process that sends the documents ended before their end.", "Run it again.")
         if self._ended and self._descriptor != 0:
             os.close(self._descriptor)
         return data.removesuffix(END_MARK) if is_marked else data
@@ -141,5 +141,5 @@ class Pipe:
 
 @cache
 def open_pipe(path: str) -> Pipe:
-    """Return this process's only pipe of that name: a second one would miss what was already read."""
+    """Return this process's only pipe of that name: a second one would miss what the first has read."""
     return Pipe(path)

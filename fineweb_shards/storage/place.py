@@ -1,11 +1,10 @@
-"""Define a place: where the bytes of input files are. A format reads from any of them and never asks which.
+"""Define a place: where the bytes of input files are. Formats read from every place in the same way.
 
-A place opens a file by ranges (`open`), or to be read front to back (`stream`). It exists in the parent and, by
+A place opens a file for reading by ranges (`open`), or front to back (`stream`). It exists in the parent and, by
 pickling, in every worker. A new place is a subclass of `Place` and an entry in `PLACES`.
 
-What it opens is a `ByteSource`, one class for every reader: formats ask for ranges, pyarrow for a seekable file, and
-what is read front to back (`blocks_ahead`) has the next blocks fetched by itself. Retrying is inside `fetch`, around a
-single range.
+Both return a `ByteSource`, or a file made of one: it serves formats, which read ranges, and pyarrow, which reads a
+seekable file. For sequential reads it prefetches the next blocks (`blocks_ahead`). `fetch` retries single ranges.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from fineweb_shards.events import Observer
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import Retrier
 
-Fetch = Callable[[int, int], memoryview]  # returns the bytes of a range, all of them
+Fetch = Callable[[int, int], memoryview]  # returns all bytes of a range
 _BLOCK_BYTES = 4 * 2**20
 _BLOCKS_AHEAD = 4  # with the current one 20 MiB
 _BUFFER_BYTES = 2**17
 
 
 class ByteSource(io.RawIOBase):
-    """A file on the hub or in a bucket, read by ranges. Reads inside a range that is fetched ahead make no request."""
+    """A file on the hub or in a bucket, read by ranges. Reads inside a prefetched range make no request."""
 
     def __init__(self, fetch: Fetch, size_bytes: int, blocks_ahead: int = 0, block_bytes: int | None = None) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class ByteSource(io.RawIOBase):
         self._ahead: dict[tuple[int, int], Future[memoryview]] = {}
         self._blocks_ahead = blocks_ahead
         self._block_bytes = block_bytes or _BLOCK_BYTES
-        self._last_block = -1  # the one that was read last
+        self._last_block = -1  # the number of the last one read
 
     @property
     def size_bytes(self) -> int:
@@ -50,7 +49,7 @@ class ByteSource(io.RawIOBase):
         return self._size_bytes
 
     def prefetch(self, start: int, stop: int) -> None:
-        """Begin to fetch a range in the background. It is kept until `forget_before`."""
+        """Begin to fetch a range in the background, and keep it until `forget_before`."""
         if (start, stop) not in self._ahead:
             self._ahead[start, stop] = in_background(partial(self._fetch, start, stop))
 
@@ -61,11 +60,11 @@ class ByteSource(io.RawIOBase):
                 del self._ahead[start, stop]
 
     def is_fetched(self, start: int, stop: int) -> bool:
-        """Return whether reading a range takes no request that is not under way already."""
+        """Return whether a range can be read without a new request."""
         return any(first <= start and stop <= last for first, last in list(self._ahead))
 
     def read_range(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of a range, without a copy of those that were fetched ahead."""
+        """Return the bytes of a range; prefetched ones are not copied."""
         for (first, last), future in list(self._ahead.items()):
             if first <= start and stop <= last:
                 return future.result()[start - first : stop - first]
@@ -77,7 +76,7 @@ class ByteSource(io.RawIOBase):
         return bytes(self.read_range(offset, stop)) if offset < stop else b""
 
     def for_arrow(self) -> Any:
-        """Return what pyarrow reads the file by."""
+        """Return the file object for pyarrow."""
         return self
 
     # As a file
@@ -91,7 +90,7 @@ class ByteSource(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         position = offset + (0, self._position, self.size_bytes)[whence]
         if position < 0:
-            raise ValueError(f"there is no byte {position}")
+            raise ValueError(f"negative position {position}")
         self._position = position
         return position
 
@@ -109,7 +108,7 @@ class ByteSource(io.RawIOBase):
         stop = min(self.size_bytes, start + len(buffer), (number + 1) * size)
         if stop <= start:
             return 0
-        # Have the block fetched and, if the file is read in order, those after it; drop all others.
+        # Fetch the block and, for sequential reads, those after it; drop all others.
         in_order = number in (self._last_block, self._last_block + 1)
         self._last_block = number
         wanted = range(number, number + 1 + self._blocks_ahead)
@@ -135,15 +134,14 @@ class ByteSource(io.RawIOBase):
 
 
 def open_in_order(fetch: Fetch, size_bytes: int, block_bytes: int | None = None) -> BinaryIO:
-    """Return a file that can be searched; while it is read in order, a few blocks are fetched ahead, 20 MiB unless
-    `block_bytes` says otherwise."""
+    """Return a seekable file that prefetches a few blocks during sequential reads."""
     source = ByteSource(fetch, size_bytes, blocks_ahead=_BLOCKS_AHEAD, block_bytes=block_bytes)
-    return io.BufferedReader(source, _BUFFER_BYTES)  # type: ignore[type-var] # it reads by `readinto` alone
+    return io.BufferedReader(source, _BUFFER_BYTES)  # type: ignore[type-var] # it only calls `readinto`
 
 
 STANDARD_INPUT = "-"
 LOCAL, HUB, HUB_ON_DISK, BUCKET, WEB, SCRATCH = "local", "hub", "hub-on-disk", "bucket", "web", "scratch"
-TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})  # of HTTP: they may pass
+TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})  # of HTTP: a retry may succeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,27 +152,26 @@ class HubRef:
     name: str
     hub_split: str
     commit: str
-    work_folder: str  # for what the processes of a run share, and for downloads
+    work_folder: str  # for the files that the processes of a run share, and for downloads
     keep_downloads: bool
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One input file, with what is needed to notice that it has changed."""
+    """One input file, with the facts that reveal a change."""
 
     index: int
     path: str  # or STANDARD_INPUT, or the address of an object in a bucket
-    name: str  # for messages and the manifest: the path relative to the --input it was found by
+    name: str  # for messages and the manifest: the path relative to the --input
     format: str  # a key of formats.registry.FORMATS
     compression: str | None  # "gzip", "zstd" or None
     size_bytes: int
     mtime_ns: int
     content_hash: str  # of samples of a local file; for a remote one, the hub's hash, or a bucket's ETag
-    problem: str | None = None  # why nothing of it can be read: a broken link, a folder without permission
+    problem: str | None = None  # why it can't be read at all: a broken link, a folder without permission
     is_pipe: bool = False  # standard input or a named pipe: can be read once, front to back
     for_validation: bool = False  # all its documents: named by --val-input
-    # Of a text, if no --separator is given: what was found in it. "": see the setting.
-    separator: str = ""
+    separator: str = ""  # detected in a text without --separator; "": use the setting
     place: str = LOCAL  # a key of PLACES
 
     @property
@@ -184,14 +181,14 @@ class InputFile:
 
     @property
     def is_missing(self) -> bool:
-        """Whether it comes from the hub, is read from the disk, and is not there yet."""
+        """Whether it is a download from the hub that is not yet on the disk."""
         return self.place == HUB_ON_DISK and not os.path.exists(self.path)
 
 
 class Place(ABC):
     """Where files are. Threads may share it."""
 
-    is_remote: ClassVar[bool] = False  # every range is a request, and may arrive damaged
+    is_remote: ClassVar[bool] = False  # ranges are requests, and may arrive damaged
 
     def __init__(
         self, hub: HubRef | None = None, max_outage_seconds: int = 0, observer: Observer | None = None
@@ -209,28 +206,28 @@ class Place(ABC):
 
     @abstractmethod
     def open(self, file: InputFile, address: str | None = None) -> ByteSource:
-        """Open a file to read it by ranges. `address` is where another process has found its bytes."""
+        """Open a file for reading by ranges, at the `address` from another process, if given."""
 
     @abstractmethod
     def stream(self, file: InputFile) -> BinaryIO:
-        """Open a file to read it front to back, as it is stored; OSError if it can't be opened."""
+        """Open a file for reading front to back, without decompressing it; may raise OSError."""
 
     def expect(self, files: Sequence[InputFile]) -> None:
-        """Prepare files that will be read next, such as by downloading them. Runs in the parent."""
+        """Prepare files that will be read next, for example by downloading them. Runs in the parent."""
 
     def has(self, file: InputFile) -> bool:
-        """Return whether a file can be opened now, without waiting for anything but answers."""
+        """Return whether a file can be opened now, without waiting for a download."""
         return True
 
     def address_of(self, file: InputFile) -> str | None:
-        """Return where the bytes of a file are, so that workers need not ask; None if they know."""
+        """Return the address of a file's bytes, so that workers need not ask for it; None if they need none."""
         return None
 
     def release(self, files: Sequence[InputFile]) -> None:
-        """Free what is kept of files that will never be read again. Runs in the parent."""
+        """Free the resources of files that will never be read again. Runs in the parent."""
 
 
-# Named, not imported: a run over local files never loads the hub's clients.
+# Imported by name when needed: a run over local files never loads the hub's clients.
 PLACES = {
     LOCAL: "local.LocalPlace",
     HUB: "hub.HubPlace",
@@ -255,5 +252,5 @@ def read_error(file: InputFile, error: OSError) -> BadFileError:
 
 
 def plain_etag(etag: str | None) -> str:
-    """Return an ETag without quotes: some servers have them in listings, and some only in answers."""
+    """Return an ETag without quotes: some servers send them in listings, some only in answers."""
     return etag.removeprefix("W/").strip('"') if etag else ""

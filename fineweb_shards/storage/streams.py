@@ -1,12 +1,12 @@
 """Read files that can only be read front to back: pipes, compressed files, and CSV over the network.
 
-A thread reads ahead: decompressing takes as long as a worker's encoding of a third of the text. The libraries release
-Python's lock while they decompress, so that several files can be unpacked at once, and the thread that lists batches
-only cuts what is ready. What is ahead is bounded in bytes.
+A thread reads ahead: decompressing a text takes as long as encoding a third of it. The libraries release the GIL while
+they decompress, so several files can be unpacked at once, and the thread that lists batches only cuts text that is
+ready. The read-ahead is bounded in bytes.
 
-Of a damaged gzip or zstd file everything before the damage is returned, then an error is raised. The libraries' own
-readers lose up to a whole read with the exception. Then the documents that are kept of a damaged file would depend on
-the size of the reads; here they depend on the file alone.
+A damaged gzip or zstd file yields everything before the damage, then an error. The libraries' own readers lose up to a
+whole read when they raise, so the documents kept of a damaged file would depend on the size of the reads; here they
+depend only on the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pyarrow as pa
 from fineweb_shards.storage.local import open_pipe
 from fineweb_shards.storage.place import InputFile, Place, read_error
 
-# There is no wheel for every platform.
+# Optional: not every platform has a wheel.
 isal_zlib: Any = importlib.import_module("isal.isal_zlib") if importlib.util.find_spec("isal") else None
 READ_BYTES = 2**20
 _BLOCKS_AHEAD = 8
@@ -34,23 +34,23 @@ _EXPANSION_BYTES = 4 * 2**20
 _PACKED_BYTES = 64 * 1024
 _EMPTY = "is empty, which no compressed file is: it was not written to its end"
 _GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_WINDOW = 31  # with a gzip header, and its check sum checked
+_GZIP_WINDOW = 31  # with a gzip header, and its checksum verified
 
 
 class ReadAhead:
-    """Reads blocks with `read` until it returns none, or raises an error, which is then raised here."""
+    """Calls `read` in a thread until it returns nothing or raises an error, which `ReadAhead.read` raises again."""
 
     def __init__(self, read: Callable[[int], bytes], close: Callable[[], None]) -> None:
         self._read = read
         self._close = close
         self._blocks: queue.Queue[bytes | BaseException] = queue.Queue(_BLOCKS_AHEAD)
-        self._last: bytes | BaseException | None = None  # the end, or an error: nothing else comes after it
+        self._last: bytes | BaseException | None = None  # the end, or an error
         self._closed = threading.Event()
-        # A daemon, because it may be blocked for ever in a read of standard input.
+        # A daemon, because reading standard input may block for ever.
         threading.Thread(target=self._run, name="read ahead", daemon=True).start()
 
     def read(self) -> bytes:
-        """Return the next block; none at the end."""
+        """Return the next block; empty at the end."""
         block = self._blocks.get() if self._last is None else self._last
         if not block or isinstance(block, BaseException):
             self._last = block
@@ -59,7 +59,7 @@ class ReadAhead:
         return block
 
     def close(self) -> None:
-        """Make the thread end at its next block. It closes the stream."""
+        """Make the thread stop at its next block and close the stream."""
         self._closed.set()
         while not self._blocks.empty():
             self._blocks.get_nowait()
@@ -69,28 +69,32 @@ class ReadAhead:
         while block and not isinstance(block, BaseException) and not self._closed.is_set():
             try:
                 block = self._read(READ_BYTES)
-            except BaseException as error:  # raised again where the stream is read
+            except BaseException as error:  # raised again by `read`
                 block = error
             self._blocks.put(block)
         self._close()
 
 
 def open_stream(file: InputFile, place: Place) -> ReadAhead:
-    """Begin to read a stream."""
+    """Open a file for reading front to back, decompressed."""
     if file.is_pipe:
         return ReadAhead(open_pipe(file.path).read, lambda: None)
     try:
         if file.compression is None:
             plain = place.stream(file)
             return ReadAhead(plain.read, plain.close)
-        unpacker = open_unpacker(partial(place.stream, file), file.compression)
+        open_packed = partial(place.stream, file)
+        if file.compression == "zstd":
+            unpacker: Unpacker = ZstdUnpacker(open_packed)
+        else:
+            unpacker = GzipUnpacker(open_packed()) if isal_zlib is None else FastGzipUnpacker(open_packed)
     except OSError as error:
         raise read_error(file, error) from error
     return ReadAhead(unpacker.read, unpacker.close)
 
 
 def expansion_of(file: InputFile, place: Place) -> float:
-    """Estimate from the beginning of a compressed file how many times larger its text is than the file."""
+    """Estimate from the beginning of a compressed file how many times larger its text is."""
     if file.compression is None or file.size_bytes == 0:
         return 1.0
     with contextlib.closing(place.stream(file)) as packed:
@@ -120,23 +124,14 @@ class TrailingGarbageError(DamagedStreamError):
     """The compressed data is whole, but other bytes follow it."""
 
 
-# Each has `read(size)`, which returns about `size` bytes of text, none at the end, and raises DamagedStreamError after
-# all that is readable; and `close()`.
+# `read(size)` returns about `size` bytes of text, none at the end; after all readable text, DamagedStreamError.
 Unpacker: TypeAlias = "FastGzipUnpacker | GzipUnpacker | ZstdUnpacker"
-# Opens a compressed file, again each time it is called; may raise OSError.
-OpenPacked = Callable[[], BinaryIO]
-
-
-def open_unpacker(open_packed: OpenPacked, compression: str) -> Unpacker:
-    """Begin to decompress a file; may raise OSError."""
-    if compression == "zstd":
-        return ZstdUnpacker(open_packed)
-    return GzipUnpacker(open_packed()) if isal_zlib is None else FastGzipUnpacker(open_packed)
+OpenPacked = Callable[[], BinaryIO]  # opens the compressed file anew with each call; may raise OSError
 
 
 class FastGzipUnpacker:
-    """Reads a gzip file with ISA-L, in less than half of zlib's time. Whatever is unusual in a file is left to zlib,
-    which reads it again up to there and continues: so a damaged file ends where it ends for zlib."""
+    """Reads a gzip file with ISA-L, in less than half of zlib's time. At the first error zlib takes over and reads the
+    file again, so that a damaged file ends where it ends for zlib."""
 
     def __init__(self, open_packed: OpenPacked) -> None:
         self._open_packed = open_packed
@@ -163,8 +158,8 @@ class FastGzipUnpacker:
 
 
 class GzipUnpacker:
-    """Reads the members of a gzip file one after another. Zeros after a member are padding, as in gzip(1). Only zlib
-    returns the text before an error."""
+    """Reads a gzip file member by member. Zeros after a member are padding, as in gzip(1). Only zlib returns the text
+    before an error."""
 
     def __init__(self, packed: BinaryIO, library: Any = zlib) -> None:
         self._packed = packed
@@ -199,14 +194,14 @@ class GzipUnpacker:
             raise NotCompressedError(_EMPTY)
         if not self._pending.startswith(_GZIP_MAGIC):
             if self._members:
-                raise TrailingGarbageError("are bytes that are no gzip")
-            raise NotCompressedError("is no gzip file")
+                raise TrailingGarbageError("follow bytes that are not gzip")
+            raise NotCompressedError("is not a gzip file")
         self._member = self._library.decompressobj(_GZIP_WINDOW)
         self._members += 1
         return True
 
     def _inflate(self, size: int) -> bytes:
-        """Return some text of the current member; none if it has ended, or if more input is needed first."""
+        """Return some text of the current member; none if it has ended, or needs more input."""
         member = self._member
         self._pending = self._pending or self._packed.read(_PACKED_BYTES)
         at_end = not self._pending
@@ -217,7 +212,7 @@ class GzipUnpacker:
             self._failure = DamagedStreamError(_reason(error))
             if before is None:
                 return b""
-            # The text before the error is found by decompressing byte by byte.
+            # Byte by byte, to get all text before the error.
             readable = bytearray()
             with contextlib.suppress(zlib.error):
                 for i in range(len(self._pending)):
@@ -233,7 +228,7 @@ class GzipUnpacker:
 
 
 class ZstdUnpacker:
-    """Reads the frames of a zstd file one after another, with pyarrow."""
+    """Reads a zstd file frame by frame, with pyarrow."""
 
     def __init__(self, open_packed: OpenPacked) -> None:
         self._open_packed = open_packed
@@ -248,8 +243,8 @@ class ZstdUnpacker:
             text: bytes = self._stream.read(size)
         except (OSError, pa.ArrowException) as error:
             self._failure = DamagedStreamError(_reason(error))
-            # Return the text before the error, by reading the file again, byte by byte at the end. There may be no
-            # error this time, if the disk had a transient fault.
+            # Read the file again, byte by byte at the end, to get all text before the error. After a transient fault
+            # of the disk there may be no error this time.
             self._stream.close()
             self._stream = pa.CompressedInputStream(self._open_packed(), "zstd")
             readable = bytearray()
@@ -272,7 +267,7 @@ class ZstdUnpacker:
 
 
 def _skip(stream: Unpacker, text_bytes: int, size: int) -> None:
-    """Read the text up to where another reader was, at most `size` bytes at a time."""
+    """Read up to the position of another reader, at most `size` bytes at a time."""
     while text_bytes and (text := stream.read(min(text_bytes, size))):
         text_bytes -= len(text)
 

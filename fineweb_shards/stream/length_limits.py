@@ -1,12 +1,11 @@
 """Leave out documents with too few or too many tokens: --min-tokens and --max-document-tokens. No I/O.
 
-A document may run over any number of blocks, and none of its tokens may be packed before it is known whether it is
-kept. So blocks are held back, never further than the limit: after that many tokens the answer is known. Nothing is cut
-out of a block; it gets the ranges to keep (`kept`), and its cursors still count all tokens.
+A document may span any number of blocks, and its tokens may only be packed once it is known to be kept. So blocks are
+held back, at most up to the limit: after that many tokens the answer is known. Blocks are not cut; they receive the
+ranges to keep (`kept`), and their cursors still count all tokens.
 
-A checkpoint comes right after a token that is kept. So if a run begins in the middle of a document, either that
-document is kept, or everything of it is in front of the cursor. Each part has a document of its own that may be
-unfinished.
+A checkpoint comes right after a kept token. So if a run begins inside a document, either that document is kept, or all
+of it is before the cursor. Each part of the input may have an unfinished document.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Verdict = Literal["kept", "short", "long"]
 
 @dataclass(frozen=True, slots=True)
 class LengthLimits:
-    """How many tokens a document must have at least, and may have at most; EOT does not count."""
+    """The fewest and the most tokens a document may have, without EOT."""
 
     least_tokens: int = 0
     most_tokens: int | None = None
@@ -35,8 +34,7 @@ class LengthLimits:
         return self.least_tokens > 0 or self.most_tokens is not None
 
     def judge(self, tokens: int, *, ended: bool) -> Verdict | None:
-        """Return what becomes of a document of `tokens` tokens, or more if it has not `ended`; None if it is not known
-        yet."""
+        """Return the verdict on a document of `tokens` tokens, or more if it has not `ended`; None if still unknown."""
         if self.most_tokens is not None and tokens > self.most_tokens:
             return "long"
         if tokens < self.least_tokens:
@@ -46,11 +44,11 @@ class LengthLimits:
 
 @dataclass(slots=True)
 class _Document:
-    """A document that begins or ends outside the block that is looked at."""
+    """A document that begins or ends outside the current block."""
 
     tokens: int = 0  # so far
     ended: bool = False
-    in_shards: bool = False  # its beginning is in finished shards, so the rest is kept, too
+    in_shards: bool = False  # finished shards have its beginning, so the rest is also kept
 
     def judge(self, limits: LengthLimits) -> Verdict | None:
         return "kept" if self.in_shards else limits.judge(self.tokens, ended=self.ended)
@@ -58,12 +56,11 @@ class _Document:
 
 @dataclass(frozen=True, slots=True)
 class _HeldBlock:
-    """A block, divided into parts: each belongs to another document. Of the first and the last part it may not be known
-    yet whether they are kept."""
+    """A block, divided into parts of different documents. The verdicts on the first and last may still be unknown."""
 
     block: EncodedBlock
     boundaries: Positions  # where the parts begin, and the end of the block
-    kept: NDArray[np.bool_]  # for each part, the first and the last excepted
+    kept: NDArray[np.bool_]  # for each part except the first and the last
     first: _Document | None  # of the first part; None if it is empty and belongs to none
     last: _Document | None  # of the last part, which may be the first
     begun: tuple[_Document, ...]  # those of the two that begin in this block
@@ -73,14 +70,14 @@ class _HeldBlock:
         return all(one is None or one.judge(limits) for one in (self.first, self.last))
 
     def finish(self, limits: LengthLimits) -> EncodedBlock:
-        """Return the block with the ranges to keep. A document is counted where it begins: a run that starts after its
-        beginning would not know how long it is."""
+        """Return the block with the ranges to keep. Documents count where they begin: a run that starts later would not
+        know their length."""
         kept = self.kept.copy()
         kept[0] = self.first is not None and self.first.judge(limits) == "kept"
         kept[-1] = self.last is not None and self.last.judge(limits) == "kept"
         verdicts = [one.judge(limits) for one in self.begun]
         ends = Counts(short_documents=verdicts.count("short"), long_documents=verdicts.count("long"))
-        # The ranges of the parts that are kept, neighbours as one. Only the ends can be empty.
+        # The ranges of kept parts, neighbours joined. Only the first and last part can be empty.
         wanted = np.concatenate([[False], kept & (np.diff(self.boundaries) > 0), [False]])
         edges = np.flatnonzero(wanted[1:] != wanted[:-1])
         ranges = self.boundaries[edges].reshape(-1, 2)
@@ -90,8 +87,8 @@ class _HeldBlock:
 def leave_out(
     blocks: Iterable[EncodedBlock], limits: Sequence[LengthLimits], starts: Cursors, *, eot_first: bool
 ) -> Iterator[EncodedBlock]:
-    """Yield the blocks from `starts` on, each as soon as it is known which of its tokens are kept. Each part has its
-    own `limits`."""
+    """Yield the blocks from `starts` on, each as soon as it is known which of its tokens to keep. Each part of the
+    input has its own `limits`."""
     currents = [_Document(in_shards=True) if start.starts_mid_document else None for start in starts]
     held: list[deque[_HeldBlock]] = [deque() for _ in starts]
 
@@ -111,7 +108,7 @@ def leave_out(
         held[part].append(_divide(block, limits[part], currents[part], eot_first=eot_first))
         current = held[part][-1].last
         if current is not None and eot_first and not block.ends_mid_document:
-            current.ended, current = True, None  # else only the next EOT would tell
+            current.ended, current = True, None  # otherwise only the next EOT would show it
         currents[part] = current
         while held[part] and held[part][0].is_known(limits[part]):
             yield held[part].popleft().finish(limits[part])
@@ -120,12 +117,11 @@ def leave_out(
 
 
 def _divide(block: EncodedBlock, limits: LengthLimits, current: _Document | None, *, eot_first: bool) -> _HeldBlock:
-    """Divide a block that begins in the `current` document (None: between two), and judge the documents that are whole
-    in it."""
+    """Divide a block that begins in the `current` document (None: between two), and judge its whole documents."""
     starts = block.eots if eot_first else block.eots + 1
     boundaries = np.concatenate([[0], starts, [len(block.tokens)]])
     lengths = np.diff(boundaries)
-    # Every part but the first has its EOT in front; or every part but the last has it at its end.
+    # Every part but the first begins with its EOT; or every part but the last ends with it.
     lengths[1:] -= eot_first
     lengths[:-1] -= not eot_first
     several = len(lengths) > 1

@@ -1,10 +1,10 @@
-"""Cut the sections of the stream, in their order, into slices of shards for the two splits. No I/O.
+"""Cut the sections of the stream, in order, into slices of shards for the two splits. No I/O.
 
-Only lengths and the positions of EOTs are needed for it: the tokens themselves may be elsewhere.
+That takes only lengths and the positions of EOTs: the tokens themselves may be elsewhere.
 
 A *checkpoint* is a place in the stream at which the manifest is saved: wherever a segment of `shard_tokens` tokens is
-full, in either split, and where validation ends if it is the beginning of the stream. Both splits have then been packed
-up to the same place in the stream, so that the same cursors, one for each part of the input, are valid for both.
+full, in either split, and where validation ends if it is the beginning of the stream. Both splits are then packed up to
+the same place in the stream, so that the same cursors, one per part of the input, are valid for both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_COUNTS = Counts()
 
 @dataclass(frozen=True, slots=True)
 class PackedTotals:
-    """What the manifest already records: the tokens of each split, and the EOTs of both together."""
+    """The totals in the manifest: the tokens of each split, and the EOTs of both together."""
 
     val_tokens: int = 0
     train_tokens: int = 0
@@ -57,7 +57,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The next `length` tokens of the stream by split; if one fills a segment (`full`), it comes last."""
+    """The next `length` tokens of the stream by split; a split that fills its segment (`full`) comes last."""
 
     length: int
     parts: tuple[_Part, ...]
@@ -65,11 +65,11 @@ class _Piece:
 
 
 class Packer:
-    """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`. It begins at `starts`; of a
-    mix, `taken` says how much it has taken of each part.
+    """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`. It begins at `starts`; for a
+    mix, `taken` is what it has taken of each part.
 
-    With `one_file` a split is one file that grows: it is only full once no more tokens can follow, which for validation
-    is where training begins.
+    With `one_file` a split is one growing file, which is complete only when no more tokens can follow: for validation,
+    when training begins.
     """
 
     def __init__(
@@ -92,18 +92,18 @@ class Packer:
         self._tokens: dict[Split, int] = {"val": done.val_tokens, "train": done.train_tokens}
         self._documents = done.documents
         self._places = list(starts)  # up to which each part is packed
-        # Of each part whose last blocks may end in a document that is left out: their counts. They are added when the
-        # part is packed up to a place after that document. In it no run may begin: it would take the rest for kept.
+        # The counts of each part's last blocks, if these may end in a document that is left out. They are added once
+        # the part is packed past that document. No run may begin inside it, because it would keep the rest.
         self._waiting: dict[int, Counts] = {}
         self._taken = taken
         self.left_tokens = max_tokens  # still to pack; None: no limit
-        # Whether validation is the beginning of the stream and its last file is not finished. If a run begins right
-        # after what such a file has, nobody has opened it yet: it is finished with the stream.
+        # Whether validation is the beginning of the stream and its last file is unfinished. A run that begins right
+        # after the tokens of such a file has not opened it: that file is finished with the stream.
         self._val_is_open = False
 
     @property
     def first_segment_tokens(self) -> int:
-        """How many tokens are packed, if all are for validation and do not fill a segment; else 0."""
+        """The number of packed tokens, if all are for validation and don't fill a segment; else 0."""
         val = self._tokens["val"]
         return 0 if self._tokens["train"] or val >= self._shard_tokens else val
 
@@ -113,14 +113,14 @@ class Packer:
         return self.left_tokens == 0
 
     def pack(self, section: Section) -> Iterator[ShardSlice]:
-        """Yield the slices that a section is cut into; tokens after `max_tokens` are dropped."""
+        """Cut a section into slices; tokens after `max_tokens` are dropped."""
         in_order = self._split_rule.is_in_order
-        position = ended = 0  # tokens that are packed, and blocks of which all is
+        position = ended = 0  # packed tokens, and completely packed blocks
         while position < section.tokens and not self.ended:
             piece = self._next_piece(section, position)
             if self._val_is_open and piece.parts[0].split == "train":
-                # Without a token: where the last document or input file for validation ends is only known when the next
-                # one begins.
+                # Without tokens: the end of the last document or file for validation is known only when the next one
+                # begins.
                 yield self._nothing(Counts(), checkpoint=True)
             ended, counts = self._move(section, position, position + piece.length, ended)
             position += piece.length
@@ -143,22 +143,22 @@ class Packer:
                     checkpoint=last and piece.full,
                     fills_shard=fills_shard,
                 )
-        if not section.tokens:  # but perhaps new counts
+        if not section.tokens:  # it may still have counts
             _, counts = self._move(section, 0, 0, ended)
             yield self._nothing(counts)
 
     def _nothing(self, counts: Counts, *, checkpoint: bool = False) -> ShardSlice:
-        """Return a slice without tokens; at a checkpoint it ends validation."""
+        """Return a slice without tokens; a checkpoint ends validation."""
         split: Split = "val" if checkpoint else "train"
         return ShardSlice(
             _NO_RANGES, NO_POSITIONS, 0, 0, counts, tuple(self._places), self._taken, split, checkpoint, checkpoint
         )
 
     def _move(self, section: Section, begin: int, end: int, ended: int) -> tuple[int, Counts]:
-        """Note that the tokens of a section from `begin` up to `end` are packed; all of its first `ended` blocks to end
-        was packed before. Returns of how many that is so now, and the counts that are new."""
+        """Record that the tokens of a section from `begin` up to `end` are packed, after `ended` blocks were completely
+        packed. Return the new number of such blocks, and the new counts."""
         counts: list[Counts] = []
-        newest: dict[int, int] = {}  # by part: the last block of which something is packed
+        newest: dict[int, int] = {}  # by part: the last block with packed tokens
         if begin < end:
             for holder, place in section.last_places(begin, end):
                 block = section.blocks[holder]
@@ -184,7 +184,7 @@ class Packer:
         return ended, functools.reduce(operator.add, counts) if counts else _NO_COUNTS
 
     def _count_taken(self, section: Section, begin: int, end: int) -> None:
-        """Add the tokens of a section from `begin` up to `end`, and the EOTs in them, to what is taken of each part."""
+        """Add the tokens of a section from `begin` up to `end`, and their EOTs, to the totals taken of each part."""
         ranges, holders = section.find(np.array([[begin, end]], np.int64))
         part_of = np.array([block.part for block in section.blocks], np.int64)
         parts, lengths = part_of[holders], ranges[:, 1] - ranges[:, 0]
@@ -195,23 +195,23 @@ class Packer:
         )
 
     def _left_in_segment(self, split: Split) -> int:
-        """Return how many tokens fit into the current segment of a split."""
+        """Return how many more tokens fit into the current segment of a split."""
         return self._shard_tokens - self._tokens[split] % self._shard_tokens
 
     def _is_validation(self, section: Section) -> bool:
-        """Return whether the tokens of a section are of files for validation. None has files of both kinds."""
+        """Return whether a section comes from files for validation. No section mixes them with others."""
         files, block = self._split_rule.val_files, section.blocks[section.holders[0]]
         return bool(files) and block.start.file < files[block.part]
 
     def _training_start(self, section: Section, start: int) -> int:
-        """Return where in a section training begins, from `start` on; its end if it does not begin in it. For rules by
-        which validation is the beginning of the stream."""
+        """Return where in a section, from `start` on, training begins; at the latest its end. For rules by which
+        validation is the beginning of the stream."""
         rule = self._split_rule
         if rule.val_files:
             return section.tokens if self._is_validation(section) else start
         if not rule.val_documents:
             return min(section.tokens, start + max(0, rule.val_tokens - self._tokens["val"]))
-        # The EOT between the two splits: the first of training, or the last of validation.
+        # The EOT between the splits: the first of training, or the last of validation.
         first = int(np.searchsorted(section.eots, start))
         boundary = first + rule.val_documents - self._documents - (not self._eot_first)
         if boundary < first:
@@ -220,8 +220,8 @@ class Packer:
         return int(eots[boundary]) + (not self._eot_first) if boundary < len(eots) else section.tokens
 
     def _next_piece(self, section: Section, start: int) -> _Piece:
-        """Return the tokens of a section from `start` up to the end of the first full segment, of validation, of the
-        section or of the stream."""
+        """Return the tokens of a section from `start` up to the first of: a full segment, the end of validation, of the
+        section, or of the stream."""
         rule, stop = self._split_rule, section.tokens
         if self.left_tokens is not None:
             stop = min(stop, start + self.left_tokens)
@@ -238,7 +238,7 @@ class Packer:
         return self._both_splits(start, stop - start, eots, chosen)
 
     def _one_split(self, split: Split, section: Section, start: int, stop: int) -> _Piece:
-        """Return the next piece if all its tokens belong to one split."""
+        """Return the next piece, all of whose tokens belong to one split."""
         left = self._left_in_segment(split)
         end = min(stop, start + left)
         first, last = np.searchsorted(section.eots, (start, end))
@@ -246,14 +246,14 @@ class Packer:
         return _Piece(end - start, (part,), full=end - start == left)
 
     def _both_splits(self, start: int, tokens: int, eots: Positions, chosen: Ranges) -> _Piece:
-        """Return the next piece of the `tokens` tokens from `start` on: the `chosen` ranges are for validation,
-        everything else for training. EOTs and ranges count from `start`."""
+        """Return the next piece of the `tokens` tokens from `start` on, with the `chosen` ranges for validation and the
+        others for training. EOTs and ranges are relative to `start`."""
         length, full = self._first_full(tokens, chosen)
         bounds = chosen.ravel().clip(max=length)
         before = np.searchsorted(eots, bounds)  # number of EOTs before each bound
         val_documents = int((before[1::2] - before[::2]).sum())
         train_documents = int(np.searchsorted(eots, length)) - val_documents
-        # What the bounds divide is alternately for training and for validation.
+        # The bounds alternate between training and validation.
         others = np.concatenate([[0], bounds, [length]])
         parts = []
         counts = (val_documents, train_documents)
@@ -283,7 +283,7 @@ class Packer:
 
 
 def _is_safe_end(block: TokenBlock) -> bool:
-    """Return whether a run may begin at the end of a block all of which is packed: not in the middle of a document,
-    unless the last token is kept."""
+    """Return whether a run may begin at the end of a completely packed block: not inside a document, unless its last
+    token is kept."""
     kept = kept_ranges(block)
     return not block.end.starts_mid_document or (len(kept) > 0 and int(kept[-1, 1]) == len(block.tokens))

@@ -1,11 +1,10 @@
 """Number the tokens that blocks contribute to the stream. No I/O.
 
-A *section* is the next piece of the stream: of a single part it is what is kept of a block; in a mix, documents of
-several blocks in turn (mix.py). The packer counts its tokens from 0; cursors and placements need their places in the
-blocks.
+A *section* is the next piece of the stream: the kept tokens of a block or, in a mix, documents of several blocks in
+turn (mix.py). The packer counts its tokens from 0; cursors and placements need their places in the blocks.
 
-A *span* is tokens with the positions of the EOTs in them. The encoder knows where it puts EOTs, so the positions travel
-with the tokens and are shifted along when they are cut and joined; no later stage has to search for them.
+A *span* is tokens with the positions of their EOTs. The encoder records these positions, and cutting and joining shifts
+them, so that no later stage needs to search for EOTs.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NO_POSITIONS: Positions = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Some tokens of a stream, and the positions of the EOTs in them."""
+    """Some tokens of a stream, and the positions of their EOTs."""
 
     tokens: Tokens
     eots: Positions
@@ -39,13 +38,13 @@ class Span:
         return len(self.eots) > 0 and int(self.eots[-1]) == len(self) - 1
 
     def cut(self, begin: int, end: int) -> Span:
-        """Return the tokens from `begin` up to, but not including, `end`."""
+        """Return the tokens from `begin` up to `end`, exclusive."""
         first, last = np.searchsorted(self.eots, (begin, end))
         return Span(self.tokens[begin:end], self.eots[first:last] - begin)
 
 
 def join_spans(spans: Sequence[Span]) -> Span:
-    """Concatenate spans. At least one is needed, because it gives the dtype."""
+    """Concatenate spans, at least one, which determines the dtype."""
     starts = np.cumsum([len(span) for span in spans]) - [len(span) for span in spans]
     moved = [span.eots + start for span, start in zip(spans, starts, strict=True)]
     return Span(np.concatenate([span.tokens for span in spans]), np.concatenate(moved))
@@ -53,20 +52,20 @@ def join_spans(spans: Sequence[Span]) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Ranges of blocks, one after the other. The blocks of one part are in their order."""
+    """Ranges of blocks, joined. The blocks of each part are in order."""
 
     blocks: tuple[TokenBlock, ...]
     ranges: Ranges  # in the tokens of their block
     holders: Positions  # for each range, the number of its block
-    firsts: Positions  # the number of the first token of each range
+    firsts: Positions  # for each range, the number of its first token
     tokens: int
-    eots: Positions  # the numbers of those tokens that are EOTs
-    # (tokens, block), ascending: after the first `tokens` tokens of the section, nothing of the block comes any more.
+    eots: Positions  # the numbers of the EOTs
+    # (tokens, block), ascending: the block has no tokens after the section's first `tokens`.
     ends: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, block: TokenBlock) -> Section:
-        """Return what is kept of one block."""
+        """Return the kept tokens of one block as a section."""
         ranges, eots, tokens = kept_ranges(block), block.eots, len(block.tokens)
         firsts = holders = np.zeros(len(ranges), np.int64)
         if block.kept is not None:
@@ -80,14 +79,14 @@ class Section:
 
     @property
     def finished(self) -> frozenset[int]:
-        """The blocks of which nothing comes in a later section."""
+        """The blocks without tokens in later sections."""
         return frozenset(block for _, block in self.ends)
 
     def find(self, numbers: Ranges) -> tuple[Ranges, Positions]:
-        """Return where ranges of tokens are in the blocks, and the numbers of these; one range may become several."""
+        """Return the places of token ranges in the blocks, and the blocks' numbers; one range may become several."""
         if not len(numbers):
             return numbers, self.holders[:0]
-        if len(self.ranges) == 1:  # mostly, without a mix
+        if len(self.ranges) == 1:  # the usual case without a mix
             return numbers + self.ranges[0, 0], np.repeat(self.holders, len(numbers))
         pieces = cut_ranges(numbers, self.firsts)
         rows = np.searchsorted(self.firsts, pieces[:, 0], side="right") - 1
@@ -95,8 +94,7 @@ class Section:
         return places, self.holders[rows]
 
     def last_places(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the number of each block that tokens from `begin` up to `end` are of, and the place after the last one
-        in it."""
+        """Return each block with tokens from `begin` up to `end`, by its number, and the place after the last one."""
         if len(self.ranges) == 1:
             return [(int(self.holders[0]), int(self.ranges[0, 0]) + end)]
         ranges, holders = self.find(np.array([[begin, end]], np.int64))
@@ -104,13 +102,13 @@ class Section:
         return list(zip(blocks.tolist(), ranges[::-1][rows, 1].tolist(), strict=True))
 
     def holders_of_eots(self, begin: int, end: int) -> Positions:
-        """Return for each EOT from token `begin` up to `end` the number of its block."""
+        """Return the block number of each EOT from token `begin` up to `end`."""
         first, last = np.searchsorted(self.eots, (begin, end))
         return self.holders[np.searchsorted(self.firsts, self.eots[first:last], side="right") - 1]
 
 
 def kept_ranges(block: TokenBlock) -> Ranges:
-    """Return the ranges of a block's tokens that are kept; none is empty."""
+    """Return the ranges of a block's kept tokens; none is empty."""
     if block.kept is not None:
         return block.kept
     length = len(block.tokens)
@@ -118,7 +116,7 @@ def kept_ranges(block: TokenBlock) -> Ranges:
 
 
 def cut_ranges(ranges: Ranges, places: Positions) -> Ranges:
-    """Return the ranges, divided at each of the places (ascending) that is inside one."""
+    """Return the ranges, divided at each of the ascending places inside them."""
     begins, ends = ranges.T
     holder = np.searchsorted(ends, places, side="right")  # the range that a place would be in
     inside = holder < len(ranges)

@@ -22,12 +22,12 @@ from fineweb_shards.types import Counts, Cursors, Piles, Positions, Split, Taken
 
 MOST_PILES = 512  # a worker has all of them open; a pile may be of any size, because no process holds all of one
 Hashes = NDArray[np.uint64]
-_STEP, _FIRST, _SECOND = (np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+STEP, _FIRST, _SECOND = (np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _NO_COUNTS = Counts()
 _SHIFTS = tuple(np.uint64(one) for one in (30, 27, 31, 32))
 
 
-def _mixed(values: Hashes) -> Hashes:
+def mix64(values: Hashes) -> Hashes:
     """The finalizer of SplitMix64, which maps 64 bits to 64 bits one to one."""
     one, two, three, _ = _SHIFTS
     values = (values ^ (values >> one)) * _FIRST
@@ -38,8 +38,8 @@ def _mixed(values: Hashes) -> Hashes:
 def hash64(seed: int, ordinals: Positions) -> Hashes:
     """Return the hash of each ordinal, which no other ordinal has with this seed. Mixed twice, with the seed before
     each: else the orders of two seeds would be the same one, shifted."""
-    start = _mixed(np.array([seed], np.uint64) + _STEP)
-    return _mixed(_mixed(ordinals.astype(np.uint64) * _STEP + start) ^ start)
+    start = mix64(np.array([seed], np.uint64) + STEP)
+    return mix64(mix64(ordinals.astype(np.uint64) * STEP + start) ^ start)
 
 
 def pile_of(hashes: Hashes, count: int) -> Piles:

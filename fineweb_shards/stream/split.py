@@ -4,7 +4,7 @@ The beginning is a number of tokens or of documents, or the documents of the fir
 
 The share is exact without knowing the number of documents: they are divided into groups of 1/ratio, and in every group
 exactly one document is for validation, chosen by the group's number and a seed. So a document's split is a pure
-function of its number; neither the number of workers nor a crash can change it.
+function of its number, unaffected by workers and crashes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import UsageError
+from fineweb_shards.stream.shuffle import STEP, mix64
 from fineweb_shards.types import Positions, Split
 from fineweb_shards.units import show_number_of
 
@@ -28,7 +29,7 @@ _MOST_DECIMALS = 9  # document numbers times the ratio's numerator must fit into
 @dataclass(frozen=True, slots=True)
 class SplitRule:
     """What is for validation: the first N tokens, the first N documents, the documents of the first N files of each
-    part of the input, `val_ratio` of the documents, or nothing. Only one of them is set."""
+    part of the input, `val_ratio` of the documents, or nothing. At most one of these is set."""
 
     val_tokens: int = 0
     val_ratio: Fraction = Fraction(0)
@@ -38,7 +39,7 @@ class SplitRule:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the files, validation first, hold the stream in its order."""
+        """Whether the files, validation first, hold the stream in order."""
         return not self.val_ratio
 
     @property
@@ -47,7 +48,7 @@ class SplitRule:
         return not (self.val_ratio or self.val_documents or self.val_files)
 
     def describe(self) -> str:
-        """Say in a few words what is for validation."""
+        """Describe in a few words what is for validation."""
         if self.val_ratio:
             return f"{float(self.val_ratio):g} of the documents (seed {self.seed})"
         if self.val_files:
@@ -57,10 +58,8 @@ class SplitRule:
         return f"the first {show_number_of(self.val_tokens, 'token')}" if self.val_tokens else "nothing"
 
     def first_index(self, split: Split, shard_tokens: int, val_tokens: int) -> int:
-        """Return the number of a split's first shard; `val_tokens` are those of validation so far.
-
-        Training continues the numbers of validation. With `val_ratio` both splits are numbered from 0.
-        """
+        """Return the number of a split's first shard; `val_tokens` is the number of validation tokens so far. Training
+        continues validation's numbers. With `val_ratio` both splits are numbered from 0."""
         if split == "val" or self.val_ratio:
             return 0
         return -(-max(val_tokens, self.val_tokens) // shard_tokens)
@@ -74,15 +73,15 @@ class SplitRule:
         # Group g has the documents from ceil(g/ratio) up to ceil((g+1)/ratio).
         firsts = -(-groups * q // p)
         sizes = -(-(groups + 1) * q // p) - firsts
-        draws = (_scramble(groups.astype(np.uint64), self.seed) >> np.uint64(1)).astype(np.int64)
+        # SplitMix64, started by the seed.
+        start = np.uint64((self.seed * 0xD1342543DE82EF95 + int(STEP)) % 2**64)
+        draws = (mix64((groups.astype(np.uint64) + np.uint64(1)) * STEP + start) >> np.uint64(1)).astype(np.int64)
         return np.equal(documents, firsts + draws % sizes)
 
     def ranges(self, eots: Positions, tokens: int, documents_before: int, *, eot_first: bool) -> NDArray[np.int64]:
-        """Return a row (begin, end) for each validation document in a segment of the stream.
-
-        The segment has `tokens` tokens with EOTs at `eots`; `documents_before` EOTs precede it.
-        """
-        # An EOT separates two documents: there is up to one more document here than EOTs, from `first` on.
+        """Return a row (begin, end) for each validation document in a segment of the stream: `tokens` tokens with EOTs
+        at `eots`, after `documents_before` EOTs."""
+        # EOTs separate documents: there is up to one more document here than EOTs, from `first` on.
         first = documents_before - 1 if eot_first else documents_before
         chosen = self.chooses(np.arange(first, first + len(eots) + 1, dtype=np.int64).clip(0))
         boundaries = np.concatenate([[0], eots if eot_first else eots + 1, [tokens]])
@@ -91,8 +90,7 @@ class SplitRule:
 
 
 def make_split_rule(settings: Mapping[str, Any], val_files: tuple[int, ...], default: SplitRule) -> SplitRule:
-    """Return the split rule that the settings ask for; else the first `val_files` files of the parts or, if there are
-    none for validation, the layout's `default`."""
+    """Return the split rule from the settings; else the first `val_files` files of the parts, or else `default`."""
     given = {name: settings[name] for name in VAL_SETTINGS if settings.get(name) is not None}
     if len(given) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in [*given][:2])
@@ -108,13 +106,3 @@ def make_split_rule(settings: Mapping[str, Any], val_files: tuple[int, ...], def
     if given:
         return SplitRule(**given)
     return SplitRule(val_files=val_files) if any(val_files) else replace(default, seed=settings["val_seed"])
-
-
-def _scramble(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
-    """Hash each number with the seed to 64 bits (SplitMix64)."""
-    golden = 0x9E3779B97F4A7C15
-    start = np.uint64((seed * 0xD1342543DE82EF95 + golden) % 2**64)
-    mixed = (numbers + np.uint64(1)) * np.uint64(golden) + start
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))

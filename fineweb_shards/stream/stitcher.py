@@ -1,10 +1,10 @@
 """Give the workers' blocks, in the order of the stream, their exact tokens and cursors. No I/O.
 
-Two things are only known once the blocks are in order: the tokens around a seam (a document that was cut inside a
-token), and the cursor of a block that starts where reading can't start, which is the last cursor plus a number of
-tokens. Only blocks with a seam have their tokens here; of all others the length is enough.
+Two things are known only once the blocks are in order: the tokens around a seam (a cut inside a token), and the cursor
+of a block that starts where reading can't start, which is the last cursor plus a number of tokens. Only blocks with a
+seam have their tokens here; for all others the length is enough.
 
-Blocks of several parts may come in any order, each part's own blocks in theirs. Each part has its own cursor.
+Blocks of different parts may come in any order, but those of each part are in order. Each part has its own cursor.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fineweb_shards.types import Counts, Cursors, EncodedBlock, Ranges, TokenBlo
 
 
 def add_cursors(blocks: Iterable[EncodedBlock], starts: Cursors) -> Iterator[TokenBlock]:
-    """Yield the blocks of the stream from `starts` on with their exact places in their parts. Tokens before `starts`
-    are not kept: the manifest has them."""
+    """Yield the blocks of the stream from `starts` on with their exact places in their parts. Earlier tokens, which a
+    previous run has packed, are dropped."""
     places = [replace(start, skip_tokens=0) for start in starts]
     skips = [start.skip_tokens for start in starts]  # still to drop of each part
-    # Of each part's blocks since its last cursor: a resume would read, and count, them again.
+    # The counts of each part's blocks since its last cursor: a resume would read, and count, them again.
     waiting = [Counts() for _ in starts]
     for block in blocks:
         part = block.part
@@ -35,7 +35,7 @@ def add_cursors(blocks: Iterable[EncodedBlock], starts: Cursors) -> Iterator[Tok
             counted, waiting[part] = waiting[part], counted
         skipped = min(skips[part], len(block.tokens))
         skips[part] -= skipped
-        # All of a block may be skipped, if an earlier run had larger ones: then there is more to skip.
+        # If an earlier run had larger blocks, a whole block may be skipped, and more to come.
         end = places[part].after(skips[part])
         kept = _from(skipped, block) if skipped else block.kept
         yield TokenBlock(
@@ -44,7 +44,7 @@ def add_cursors(blocks: Iterable[EncodedBlock], starts: Cursors) -> Iterator[Tok
 
 
 def _from(place: int, block: EncodedBlock) -> Ranges:
-    """Return the ranges that are kept of a block, from a place in it on."""
+    """Return the kept ranges of a block from a place on."""
     ranges = np.array([(0, len(block.tokens))], np.int64) if block.kept is None else block.kept
     ranges = ranges.clip(min=place)
     return ranges[ranges[:, 0] < ranges[:, 1]]
@@ -53,8 +53,8 @@ def _from(place: int, block: EncodedBlock) -> Ranges:
 def mend_seams(blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender]) -> Iterator[EncodedBlock]:
     """Yield the blocks with the tokens at every seam repaired. `get_mender` is only called if there is one.
 
-    A block that ends at a seam is held back until the next one is there, which continues the same document. Every other
-    block is yielded at once, so that it is not lost if the next one raises an error.
+    A block that ends at a seam is held back until the next one, which continues the same document. All others are
+    yielded at once, so that they are not lost if the next one raises an error.
     """
     held: dict[int, EncodedBlock] = {}  # by part
     for block in blocks:
@@ -74,12 +74,12 @@ def mend_seams(blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMend
 def _mend(
     held: EncodedBlock, block: EncodedBlock, get_mender: Callable[[], SeamMender]
 ) -> tuple[EncodedBlock, EncodedBlock]:
-    """Return the two blocks at a seam with their tokens repaired; those in doubt are in the second one."""
+    """Return the two blocks at a seam with their tokens repaired; the repaired tokens are in the second one."""
     left_start = int(held.eots[-1]) + 1 if len(held.eots) else 0
     right_end = int(block.eots[0]) if len(block.eots) else len(block.tokens)
-    whole = left_start > 0 or not held.starts_at_seam  # the left side begins where a piece begins
+    whole = left_start > 0 or not held.starts_at_seam  # the left side begins with a piece
     left, right = held.array[left_start:], block.array[:right_end]
-    if not len(left) or not len(right):  # one side was quarantined: there is nothing to repair
+    if not len(left) or not len(right):  # one side was quarantined: nothing to repair
         return replace(held, end=None), replace(block, start=None, starts_at_seam=False)
     mend = get_mender().mend(left, right, left_is_whole=whole)
     keep = len(held.tokens) - mend.left_tokens

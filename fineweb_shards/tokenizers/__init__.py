@@ -9,7 +9,7 @@ from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.references import REFERENCES
 
-# `auto` takes the first of them that is installed and can encode with the vocabulary.
+# `auto` takes the first that is installed and can encode with the vocabulary.
 FAST_ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (GigatokenEngine, FastokensEngine)}
 ENGINES: dict[str, type[Engine]] = FAST_ENGINES | REFERENCES
 

@@ -1,8 +1,8 @@
 """Define the interface of an engine: it encodes many texts at once, exactly as the vocabulary's reference.
 
-What an engine can't encode, such as very long texts, is left to encoder.py. The ids of many texts come in one array
-(`JoinedIds`) with a gap in front of each text for its EOT, so that a block of tokens is made of a few large arrays and
-nothing has to be done per document.
+encoder.py handles texts that an engine can't encode, such as very long ones. The ids of many texts share one array
+(`JoinedIds`) with a gap in front of each text for its EOT. So a block of tokens consists of a few large arrays, without
+work per document.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _TEXTS_AT_ONCE = 64  # 250 KB of ids: still in the processor's cache when they a
 
 @dataclass(frozen=True, slots=True)
 class JoinedIds:
-    """The ids of texts, one after the other. What `ids` has at `positions`, one in front of each text, means
-    nothing."""
+    """The ids of texts, in order, with a placeholder in front of each text, at `positions`."""
 
     ids: Tokens
     positions: Positions
@@ -47,27 +46,26 @@ def join_ids(texts: list[Tokens]) -> Iterator[JoinedIds]:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether a library has failed, with an exception or a panic of Rust's: pyo3 makes a BaseException of that,
-    of a class for each library. An interruption or a lack of memory is none."""
+    """Return whether an error is a library's failure: an exception or a Rust panic, which pyo3 raises as a
+    BaseException, of a different class in each library. Interruptions and MemoryError don't count."""
     return type(error).__name__ == "PanicException" or (
         isinstance(error, Exception) and not isinstance(error, MemoryError)
     )
 
 
 class Engine(ABC):
-    """A tokenizer for one process, using one thread. Constructing it loads what it encodes with."""
+    """A tokenizer for one process, using one thread. Constructing it loads its data."""
 
     name: ClassVar[str]  # also the name of the package on PyPI
 
     def __init__(self, vocabulary: Vocabulary | None = None, mistaken: str = "") -> None:
-        """Prepare to encode with `vocabulary`; None means GPT-2. Texts with `mistaken` characters are left to the
-        reference."""
+        """Load `vocabulary` (by default GPT-2). Texts with `mistaken` characters are left to the reference."""
         self.vocabulary = vocabulary or GPT2
         self.mistaken = mistaken
 
     @classmethod
     def installed_version(cls) -> str | None:
-        """Return the version of the package that this engine uses, or None if it is not installed."""
+        """Return the version of this engine's package; None if it is not installed."""
         try:
             return metadata.version(cls.name)
         except metadata.PackageNotFoundError:
@@ -75,30 +73,26 @@ class Engine(ABC):
 
     @abstractmethod
     def encode(self, texts: Texts) -> list[Ids]:
-        """Return the tokens of each text, of any width: encoder.py checks their range before it narrows them.
+        """Return the tokens of each text, in any integer dtype: encoder.py checks their range before narrowing them.
 
-        May raise any exception for a text that it can't encode; encoder.py handles it.
+        May raise any exception; encoder.py handles it.
         """
 
     def encode_joined(self, texts: Texts) -> Iterator[JoinedIds]:
-        """Yield the tokens of all texts, those of many texts at a time, as `encode` does.
-
-        An engine that has them in one array anyway yields it instead of taking it apart.
-        """
+        """Yield the tokens of all texts, many texts at a time. An engine that has them in one array overrides this."""
         return join_ids(self.encode(texts))
 
 
 class Reference(Engine):
-    """An engine whose tokens are correct by definition, for the vocabularies whose file is its own kind."""
+    """An engine whose tokens are correct by definition, for vocabularies in its own file format."""
 
     @abstractmethod
     def encode_text(self, text: str) -> list[int]:
-        """Return the tokens of one text, as one call of the reference makes them. The names of special tokens are
-        ordinary text."""
+        """Return the tokens of one text from a single call. The names of special tokens are ordinary text."""
 
     @abstractmethod
     def load_token_bytes(self) -> tuple[bytes, ...]:
-        """Return the bytes of every id; none for those that no text has."""
+        """Return the bytes of every id; empty for ids that don't occur in text."""
 
     def encode(self, texts: Texts) -> list[Ids]:
         return [np.array(self.encode_text(text), np.uint32) for text in texts]

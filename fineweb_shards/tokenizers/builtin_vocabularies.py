@@ -1,7 +1,7 @@
-"""The patterns with which tokenizers cut a text into pieces, and the published rank files, by name.
+"""The patterns with which tokenizers split a text into pieces, and the published rank files, by name.
 
-A rank file holds tokens only. Which pattern and special tokens belong to it is known for those that have a name here;
-for others the user gives the pattern as a regular expression.
+A rank file holds only tokens. This module knows the pattern and special tokens of the published ones; for others the
+user gives the pattern as a regular expression.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from fineweb_shards.vocabulary import GPT2, CutRule
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A pattern as tiktoken, the reference, is given it."""
+    """A pattern, for tiktoken (the reference) and for the fast engines."""
 
-    regex: str
-    # The same as the fast engines recognize it: spelled in another way they take a slow path, if any, which has its own
-    # idea of U+180E.
-    spelling: str
+    regex: str  # for tiktoken
+    spelling: str  # which the fast engines recognize: for others they have at most a slow path, which misreads U+180E
     cut_rule: CutRule | None  # for long documents: tokenizers/cuts.py
 
 
@@ -55,10 +53,8 @@ PATTERNS = {
 
 
 def resolve_pattern(text: str) -> str:
-    """Return the name of a pattern, given by name or as the expression itself, or else the expression.
-
-    A word that is neither is a misspelt name: nobody splits text at a word.
-    """
+    """Return the name of a known pattern, given by name or as its expression; else the expression. A plain word is a
+    misspelt name: nobody splits text at a word."""
     if text in PATTERNS:
         return text
     for name, pattern in PATTERNS.items():
@@ -73,7 +69,7 @@ def resolve_pattern(text: str) -> str:
 
 
 def get_pattern(text: str) -> Pattern:
-    """Return a pattern by its name or its expression; of one without a name no cut is proved safe."""
+    """Return a pattern by its name or its expression; for one without a name no cut is proved safe."""
     return PATTERNS.get(text) or Pattern(text, text, None)
 
 
@@ -89,7 +85,7 @@ class BuiltinVocabulary:
     special_tokens: dict[str, int]
     repository: str = ""  # on the hub; empty: tiktoken has it
     file: str = ""
-    used_by: str = ""  # a model that is better known than the name
+    used_by: str = ""  # a model better known than the name
 
 
 def _reserved(first: int, last: int, number: int) -> dict[str, int]:

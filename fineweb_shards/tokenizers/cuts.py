@@ -1,40 +1,38 @@
-"""Find places where a long text can be cut in two without changing its tokens, or with tokens that are repaired
-afterwards.
+"""Find places to cut a long text without changing its tokens, or so that its tokens can be repaired afterwards.
 
-A vocabulary's tokenizer first splits a text into pieces with a pattern, then encodes every piece on its own. A *safe*
-cut is at a place where a piece must begin, whatever comes before or after. Where that is depends on the pattern, so
-each vocabulary names the rule that holds for its own (`Vocabulary.cut_rule`):
+A tokenizer first splits a text into pieces with a pattern, then encodes each piece separately. A *safe* cut is at a
+place where a piece must begin, whatever comes before or after. That depends on the pattern, so each vocabulary names
+its rule (`Vocabulary.cut_rule`):
 
 **gpt2**, for this pattern alone:
 
     's|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+
 
-- between a character that is not white space and one that is: no piece contains the two in this order;
+- between a character that is not white space and one that is: no piece contains both in this order;
 - between two ASCII characters of different classes (letter, digit, other), unless the first is an
   apostrophe, which may begin a contraction.
 
 English has such a place every few bytes. Other text (Chinese, base64, a million dashes) may have none for gigabytes. It
-is cut at a *seam*: a place inside a piece where both halves are still split into the same pieces as the whole, but a
-token may have been cut in two. `SeamMender` repairs ("mends") the tokens there.
+is cut at a *seam*: a place inside a piece where the other boundaries between pieces stay the same, but a token may be
+cut in two. `SeamMender` repairs ("mends") the tokens there.
 
 Byte-pair encoding is local: a sequence of tokens is the encoding of its bytes exactly if every two neighbours are the
-encoding of *their* bytes. So if two halves were encoded separately, only tokens near the seam can be wrong. A window
-around the seam is encoded again, in one call, and widened until its first token equals the left half's token there and
-its last token equals the right half's token there. Then all neighbours fit, and the result is what one call for the
-whole text would have returned.
+encoding of *their* bytes. So if two halves are encoded separately, only tokens near the seam can be wrong. A window
+around the seam is encoded again, in one call, and widened until its first token equals the left half's token there, and
+its last token the right half's. Then all neighbours fit, and the result equals that of one call for the whole text.
 
 Usually a window of a dozen tokens is enough. In a run of one repeated character every token of the right half may
 differ; then the window grows to the end of the right half, which is bounded by the batch size.
 
-**words**, for the family of patterns that grew out of it (cl100k, o200k, Llama 3, Qwen, nanochat): after a
-letter, before a space or the comma or full stop of Chinese. That is safe because of three things:
+**words**, for the family of patterns derived from it (cl100k, o200k, Llama 3, Qwen, nanochat): after a letter,
+before a space or a Chinese comma or full stop. That is safe for three reasons:
 
-1. A piece begins there: no alternative of these patterns has anything after a letter but letters, marks,
-   and the apostrophe and letters of a contraction.
-2. The text before it is split in the same way without what follows. It ends in a letter, so neither
-   `\\s+(?!\\S)` nor `\\s+$` can see its end, and an alternative that could have gone on would need one of the
-   characters of (1), which a space is not.
-3. The text after it is split in the same way without what precedes: no pattern looks back.
+1. A piece begins there: in these patterns a letter is followed only by letters, marks, and the apostrophe and
+   letters of a contraction.
+2. The text before it is split in the same way without the text after it. It ends in a letter, so neither
+   `\\s+(?!\\S)` nor `\\s+$` can see its end, and to continue, an alternative would need one of the characters
+   of (1), none of which is a space.
+3. The text after it is split in the same way without the text before it: no pattern looks back.
 
     pattern            what may come after a letter      by this alternative
     GPT-2              letters, or none                  ` ?\\p{L}+`; `'(?:[sdmt]|ll|ve|re)`
@@ -42,17 +40,17 @@ letter, before a space or the comma or full stop of Chinese. That is safe becaus
     Llama 3, Qwen      the same: they differ from cl100k in digits and line ends only
     o200k              letters, marks, a contraction     `[\\p{Lu}…\\p{M}]*[\\p{Ll}…\\p{M}]+(?i:'s|'t|…)?`
 
-So no mark, apostrophe or digit may follow, and none does: the next character is one of three. There are no seams under
-this rule; where there is no such place, the text is encoded in one piece.
+So no mark, apostrophe or digit may follow, and none does: the next character is one of three. This rule has no seams;
+text without such a place is encoded in one piece.
 
-**None**: nothing is known about the pattern, or there is a normalizer, or no pattern at all (SentencePiece).
-There is no place to cut.
+**None**: the pattern is unknown, or there is a normalizer, or no pattern at all (SentencePiece). Such text can't be
+cut.
 
-Letters are taken from ranges that every version of Unicode has as letters, because the tables differ between Python and
-tiktoken. White space can be listed: it has not changed since Unicode 6.3 (a test compares the list with tiktoken).
+Letters come from ranges that are letters in every version of Unicode, because the tables of Python and tiktoken differ.
+White space can be listed: it has not changed since Unicode 6.3 (a test compares the list with tiktoken).
 
-Long documents are cut into *passages*, which an engine encodes on their own, without copying them. So memory stays
-bounded, and no engine gets a text that it can't handle (tiktoken panics on a million spaces, tiktoken#400).
+Long documents are cut into *passages*, which an engine encodes separately, without copying them. So memory is bounded,
+and no engine receives a text that it can't handle (tiktoken panics on a million spaces, tiktoken#400).
 """
 
 from __future__ import annotations
@@ -73,8 +71,8 @@ WHITE_SPACE = frozenset(
 )
 # A decision about a cut depends on this many bytes on each side of it (at most three characters).
 CONTEXT_BYTES = 16
-# The most bytes without a place to cut that are encoded in one piece; a longer text is refused. It is fixed, because
-# the output must not depend on the machine. What it takes of memory: run/resources.py.
+# The longest text without a place to cut that is encoded; longer ones are refused. Fixed, because the output must not
+# depend on the machine. run/resources.py accounts for its memory.
 LONGEST_UNCUT_BYTES = 4 * 2**20
 
 # Each matches the character before a safe cut.
@@ -97,29 +95,29 @@ _SAFE: dict[CutRule, re.Pattern[bytes]] = {
     ),
 }
 _STEP_BYTES = 4096
-_LONGEST_CHARACTER_BYTES = 3  # of those in the patterns above
+_LONGEST_CHARACTER_BYTES = 3  # in the patterns above
 _SEAM_WINDOW_BYTES = 64 * 1024
 _FIRST_WINDOW_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A place between two bytes; at a `seam` a token may have been cut in two."""
+    """A place between two bytes; a `seam` may cut a token in two."""
 
     position: int
     seam: bool = False
 
 
 def find_cut(data: bytes | memoryview, low: int, high: int, rule: CutRule | None) -> Cut | None:
-    """Return the last safe cut in `data[low:high]`; if there is none and the rule has seams, the last seam.
+    """Return the last safe cut in `data[low:high]`; without one, the last seam if the rule has seams.
 
-    For `gpt2` this returns None only if the range is shorter than a few characters. `data` should contain CONTEXT_BYTES
-    more on both sides, if the text continues there.
+    With `gpt2`, None means that the range is only a few characters long. If the text continues beyond the range, `data`
+    should include CONTEXT_BYTES of it on each side.
     """
     if rule is None:
         return None
     stop = high
-    while stop > low:  # backwards, in small steps, because only the last match is needed
+    while stop > low:  # backwards in small steps, because only the last match is needed
         start = max(low, stop - _STEP_BYTES)
         good = [end for end in _safe_cuts(data, start, stop, rule) if end <= stop]
         if good:
@@ -133,7 +131,7 @@ def find_cut(data: bytes | memoryview, low: int, high: int, rule: CutRule | None
 
 
 def _safe_cuts(data: bytes | memoryview, low: int, high: int, rule: CutRule) -> Iterator[int]:
-    """Yield the safe cuts in `data[low:high]`, in order, and perhaps a few after it."""
+    """Yield the safe cuts in `data[low:high]`, and perhaps a few after it, in order."""
     first, last = max(low - _LONGEST_CHARACTER_BYTES, 0), high + _LONGEST_CHARACTER_BYTES
     ends = (match.end() for match in _SAFE[rule].finditer(data, first, last))
     return (end for end in ends if low < end)
@@ -141,9 +139,9 @@ def _safe_cuts(data: bytes | memoryview, low: int, high: int, rule: CutRule) -> 
 
 def _may_be_seam(data: bytes | memoryview, position: int) -> bool:
     """Return whether a cut at `position` leaves all other boundaries between pieces as they are."""
-    # Decoding the two sides separately must give the same text as decoding them together. That holds before every byte
-    # that begins a character. A continuation byte belongs to the bytes before it, unless four continuation bytes
-    # precede it: no character is that long, so all of them are invalid and replaced byte by byte.
+    # Decoding both sides separately must give the same text as decoding them together. That holds before any byte that
+    # begins a character. A continuation byte belongs to the bytes before it, unless four continuation bytes precede it:
+    # no character is that long, so all of them are invalid and replaced byte by byte.
     if position < len(data) and data[position] & 0xC0 == 0x80:
         preceding = data[max(0, position - 4) : position]
         if len(preceding) < 4 or any(byte & 0xC0 != 0x80 for byte in preceding):
@@ -156,15 +154,15 @@ def _may_be_seam(data: bytes | memoryview, position: int) -> bool:
     if before in WHITE_SPACE and after not in WHITE_SPACE:
         return False  # the space belongs to the word that follows
     if before == "\r" and after == "\n":
-        return False  # together they are one line end
+        return False  # one line end
     if after == "'" and right[1] in "sdmtlvr":
         return False  # the right side might now begin with a contraction
     return not ("'" in left[-3:] and (after in "elsdmtvr"))  # or a contraction might be cut in two
 
 
 def cut_passages(texts: Texts, passage_bytes: int, rule: CutRule | None) -> tuple[Texts, list[list[bool]]]:
-    """Cut each text into passages of about `passage_bytes`, longer where there is no place to cut. Return them, and for
-    each passage of each text whether the cut before it is a seam."""
+    """Cut each text into passages of about `passage_bytes`, or longer without a place to cut. Return them, and for each
+    text whether the cuts before its passages are seams."""
     buffers, seams = [], []
     for buffer in texts.buffers:
         data = memoryview(buffer.data)
@@ -180,8 +178,8 @@ def cut_passages(texts: Texts, passage_bytes: int, rule: CutRule | None) -> tupl
 
 
 def find_cuts(text: memoryview, piece_bytes: int, rule: CutRule | None) -> list[Cut]:
-    """Return where to cut a text. Without seams a piece of more than `piece_bytes` has no safe cut inside it, so that
-    its length depends on the text alone."""
+    """Return where to cut a text. Without seams, a piece of more than `piece_bytes` contains no safe cut, so that its
+    length depends only on the text."""
     if rule is None:
         return []
     has_seams = rule == "gpt2"
@@ -189,7 +187,7 @@ def find_cuts(text: memoryview, piece_bytes: int, rule: CutRule | None) -> list[
     position = 0
     while len(text) - position > piece_bytes + (CONTEXT_BYTES if has_seams else 0):
         target = position + piece_bytes
-        # Where there are seams, one near the target is better than a safe cut far from it.
+        # A seam near the target is better than a safe cut far from it.
         low = max(position + CONTEXT_BYTES, target - _SEAM_WINDOW_BYTES) if has_seams else position
         cut = find_cut(text, low, target, rule)
         if cut is None:
@@ -221,8 +219,8 @@ class SeamMender:
     def mend(self, left: Ids, right: Ids, *, left_is_whole: bool) -> Mend:
         """Return how to join `left` and `right`, the tokens of one document on both sides of a seam.
 
-        `left_is_whole` says that the left side begins where a piece begins: a window that covers all of it is then
-        correct even if its first token differs.
+        `left_is_whole` means that the left side begins with a piece: a window that covers it is then correct even if
+        the first token differs.
         """
         want_left = want_right = _FIRST_WINDOW_TOKENS
         while True:
@@ -244,19 +242,16 @@ class SeamMender:
                 want_right *= 4
 
     def _widen_left(self, tokens: Ids, wanted: int) -> int:
-        """Return how many tokens to take from the end: `wanted`, or more to begin with a whole character."""
+        """Return how many tokens to take from the end: `wanted`, or more, to begin with a whole character."""
         count = min(wanted, len(tokens))
         while count < len(tokens) and self._continues_character(int(tokens[-count])):
             count += 1
         return count
 
     def _widen_right(self, tokens: Ids, wanted: int) -> int:
-        """Return how many tokens to take from the start: `wanted`, or more.
-
-        They must end with a whole character that is not white space. A window that ends there would be split
-        differently from the whole text: a run of white space stays in one piece at the end of a text, but not before a
-        word.
-        """
+        """Return how many tokens to take from the start: `wanted`, or more, to end with a whole character that is not
+        white space. A window that ends in white space would be split differently from the whole text: a run of it is
+        one piece at the end of a text, but not before a word."""
         count = min(wanted, len(tokens))
         while count < len(tokens):
             tail = b"".join(self._token_bytes[token] for token in tokens[max(0, count - 8) : count].tolist())

@@ -1,7 +1,7 @@
 """Read the file that defines a tokenizer: ranks, a `tokenizer.json` or a SentencePiece model; and choose its EOT, the
 token that separates documents.
 
-Its contents say what kind it is: Llama 3's `tokenizer.model` holds ranks.
+The kind follows from the content, not the name: Llama 3's `tokenizer.model` holds ranks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from fineweb_shards.tokenizers.vocabulary_files import (
 )
 from fineweb_shards.vocabulary import GPT2, CutRule, Vocabulary
 
-# What makes a rank file of a pickled tiktoken.Encoding, such as nanochat's. Only its owner can trust it.
-_CONVERT = """It is a pickle, which can run any program when it is loaded, so it is not. If you trust it:
+# Converts a pickled tiktoken.Encoding, such as nanochat's, to a rank file.
+_CONVERT = """Loading a pickle can run any program. If you trust this one, convert it:
     import base64, pickle; e = pickle.load(open("tokenizer.pkl", "rb")); r = e._mergeable_ranks
     open("ranks.tiktoken", "w").writelines(f"{base64.b64encode(t).decode()} {r[t]}\\n" for t in r)
     print(e._pat_str, e._special_tokens)  # for --pattern and --eot"""
@@ -45,12 +45,12 @@ class Definition:
     """A tokenizer as its file defines it."""
 
     vocabulary: Vocabulary
-    data: bytes  # of the file, in the form in which its hash is taken; none for GPT-2, which the package has
+    data: bytes  # of the file, in the form that is hashed; empty for GPT-2, which the package includes
     special_tokens: Mapping[str, int]
-    added_tokens: tuple[str, ...] = ()  # the others that a `tokenizer.json` finds in a text before all else
+    added_tokens: tuple[str, ...] = ()  # those of a `tokenizer.json` that are not special, but matched first in a text
 
     def save(self, folder: Path) -> Vocabulary:
-        """Write the file into a folder, unless it is there; return the vocabulary that refers to it."""
+        """Write the file into a folder, unless it exists; return the vocabulary that refers to it."""
         if not self.data:
             return self.vocabulary
         _save(self.vocabulary, self.data, folder)
@@ -58,30 +58,30 @@ class Definition:
 
 
 def read_definition(data: bytes, name: str, *, pattern: str, eot: str) -> Definition:
-    """Read the contents of a tokenizer's file. `name` is for messages and the manifest; `pattern` and `eot` are what
-    the user says about it, or empty."""
+    """Parse the content of a tokenizer's file. `name` is for messages and the manifest; `pattern` and `eot` are the
+    user's settings, or empty."""
     if looks_like_ranks(data):
         return _read_ranks(data, name, pattern, eot)
     if pattern:
         raise UsageError(
-            f"--pattern {pattern}: {name} is no rank file, and has its own pattern.", "Leave --pattern out."
+            f"--pattern {pattern}: {name} is not a rank file, and has its own pattern.", "Leave --pattern out."
         )
     if data[:1] == b"\x80":
-        raise UsageError(f"{name}: a pickled tokenizer is not read.", _CONVERT)
+        raise UsageError(f"{name}: pickled tokenizers are not supported.", _CONVERT)
     if data.lstrip()[:1] == b"{":
         return _read_json(data, name, eot)
-    # The first field of a SentencePiece model are its pieces.
+    # The first field of a SentencePiece model is its pieces.
     definition = _read_sentencepiece(data, name, eot) if data[:1] == b"\n" else None
     if definition is None:
         raise InputError(
-            f"{name}: it is no tokenizer that is known here.",
-            "Rank files (.tiktoken), Hugging Face's tokenizer.json and SentencePiece's .model are.",
+            f"{name}: not a tokenizer file of a supported kind.",
+            "Supported are rank files (.tiktoken), Hugging Face's tokenizer.json and SentencePiece's .model.",
         )
     return definition
 
 
 def copy_definition(vocabulary: Vocabulary, folder: Path) -> None:
-    """Copy a tokenizer's file into another folder, if there is one."""
+    """Copy a tokenizer's file, if it has one, into another folder."""
     path = Path(vocabulary.folder, FILE_NAMES[vocabulary.reference])
     if vocabulary != GPT2 and vocabulary.folder and is_plain_file(path):
         _save(vocabulary, load_definition(vocabulary), folder)
@@ -89,17 +89,17 @@ def copy_definition(vocabulary: Vocabulary, folder: Path) -> None:
 
 def _save(vocabulary: Vocabulary, data: bytes, folder: Path) -> None:
     path = folder / FILE_NAMES[vocabulary.reference]
-    if len(data) > MOST_BYTES:  # nobody would read the copy
+    if len(data) > MOST_BYTES:  # the copy could not be read
         raise InputError(
-            f"{vocabulary.name}: {len(data):,} bytes; a tokenizer has at most {MOST_BYTES:,} here.",
+            f"{vocabulary.name}: {len(data):,} bytes; at most {MOST_BYTES:,} are allowed for a tokenizer.",
             "Check --tokenizer.",
         )
     try:
         make_folder(folder)
-        is_there = is_plain_file(path) and read_file(path, MOST_BYTES) == data
+        is_saved = is_plain_file(path) and read_file(path, MOST_BYTES) == data
     except OSError as error:
         raise output_error(path, error) from error
-    if not is_there:
+    if not is_saved:
         write_file(path, data, folder)
 
 
@@ -115,7 +115,7 @@ def _read_ranks(data: bytes, name: str, pattern: str, eot: str) -> Definition:
     )
     if not pattern and known is None:
         raise UsageError(
-            f"{name}: a rank file does not say by which pattern text is cut into pieces.",
+            f"{name}: a rank file does not contain the pattern that splits text into pieces.",
             f"Give it with --pattern: {', '.join(PATTERNS)}, or a regular expression.",
         )
     pattern = resolve_pattern(pattern or (known.pattern if known else ""))
@@ -135,7 +135,7 @@ def _read_json(data: bytes, name: str, eot: str) -> Definition:
         raise InputError(f"{name}: not valid JSON ({error}).", "Fetch the file again.") from error
     if not isinstance(tokenizer.get("model"), dict):
         raise InputError(
-            f"{name}: it is JSON, but no tokenizer: it has no `model`.",
+            f"{name}: it is JSON, but not a tokenizer: it has no `model`.",
             "Name the tokenizer.json of Hugging Face's tokenizers, not vocab.json or tokenizer_config.json.",
         )
     require_reference("tokenizers", name)
@@ -151,7 +151,7 @@ def _read_json(data: bytes, name: str, eot: str) -> Definition:
         raise InputError(why, "Fetch the file again, or update the package tokenizers.") from error
     if tokenizer["model"].get("dropout"):
         raise UsageError(
-            f"{name}: it has a dropout of {tokenizer['model']['dropout']}: the same text would get other "
+            f"{name}: it has a dropout of {tokenizer['model']['dropout']}: the same text would get different "
             "tokens each time.",
             'Set "dropout" to null in a copy of the file.',
         )
@@ -159,14 +159,14 @@ def _read_json(data: bytes, name: str, eot: str) -> Definition:
     for token in added:
         if (found := loaded.token_to_id(token["content"])) != token["id"]:
             raise InputError(
-                f"{name}: it gives the added token {token['content']!r} the id {token['id']}, which the "
-                f"tokenizers library makes {found}.",
-                "The ids of added tokens must follow those of the model, in their order and without gaps.",
+                f"{name}: it gives the added token {token['content']!r} the id {token['id']}, but the tokenizers "
+                f"library gives it {found}.",
+                "The ids of added tokens must follow those of the model, in order and without gaps.",
             )
     special = {token["content"]: token["id"] for token in added if token["special"]}
     texts = {number: token for token, number in loaded.get_vocab().items() if token not in special}
     if not texts or max(texts) >= MOST_IDS:
-        raise InputError(f"{name}: it has no tokens, or ids of {MOST_IDS:,} and more.", "Check the file.")
+        raise InputError(f"{name}: it has no tokens, or ids of {MOST_IDS:,} or more.", "Check the file.")
     number = choose_eot(eot, special, texts, name)
     size = 1 + max(*texts, *special.values(), number)
     vocabulary = Vocabulary(
@@ -194,8 +194,8 @@ def _read_sentencepiece(data: bytes, name: str, eot: str) -> Definition | None:
 
 
 def _cut_rule_of(tokenizer: dict[str, Any]) -> CutRule | None:
-    """Return how long documents can be cut under a `tokenizer.json`: if its pattern is a known one, and nothing else
-    touches a text, as under that pattern."""
+    """Return the rule for cutting long documents under a `tokenizer.json`: that of its pattern, if it is a known one
+    and nothing else changes a text."""
     parts = pre_tokenizers(tokenizer)
     has_text_added = any(not token["special"] for token in tokenizer.get("added_tokens") or [])
     if not is_byte_level(tokenizer) or has_text_added or len(parts) > 2:
@@ -208,7 +208,7 @@ def _cut_rule_of(tokenizer: dict[str, Any]) -> CutRule | None:
     return "words" if known and isolated and not parts[1].get("use_regex", True) else None
 
 
-# What tokenizers call the token for the end of a text. One that has exactly one of them leaves no doubt.
+# Usual names of the token that ends a text. If a tokenizer has exactly one of them, there is no doubt.
 _USUAL_NAMES = {
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -222,8 +222,8 @@ _MOST_LISTED = 12
 
 
 def choose_eot(wanted: str, special: Mapping[str, int], texts: Mapping[int, str], name: str) -> int:
-    """Return the id of EOT in the tokenizer `name`: the one that is `wanted`, by name or id, or if nothing is wanted
-    the only usual one. `special` are its special tokens, `texts` those that stand for text."""
+    """Return the id of EOT in the tokenizer `name`: the `wanted` one, by name or id, or else the only usual one.
+    `special` are its special tokens, `texts` those that stand for text."""
     free = {token: number for token, number in special.items() if number not in texts}
     usual = [number for token, number in free.items() if token in _USUAL_NAMES]
     highest = max([*texts, *special.values()])
@@ -240,7 +240,7 @@ def choose_eot(wanted: str, special: Mapping[str, int], texts: Mapping[int, str]
     elif int(wanted) > 2 * highest + 1000:
         raise UsageError(
             f"--eot {wanted}: the ids of {name} end at {highest:,}.",
-            f"{highest + 1} is the next one that is free.",
+            f"The next free one is {highest + 1}.",
         )
     else:
         return int(wanted)

@@ -1,12 +1,12 @@
-"""Encode documents to blocks of tokens, with an engine, so that any document gives the reference's tokens.
+"""Encode documents to blocks of tokens with an engine, so that every document gets the reference's tokens.
 
-- A long document is encoded in passages, cut where it does not change the tokens (cuts.py).
-- An exception of the engine becomes an UnencodableError; the caller may then use `fallback`. So does a text
-  that is too long to be encoded whole and has no place to cut.
+- A long document is encoded in passages, cut where that does not change the tokens (cuts.py).
+- An exception of the engine becomes an UnencodableError; the caller may then use `fallback`. The same error is raised
+  for a text that is too long to be encoded whole and has no place to cut.
 - A seeded sample is encoded again with the reference, and any difference stops the run.
-- Documents that are tokens already need no engine: `TokenJoiner` only puts the EOTs between them.
+- Documents that are already tokens need no engine: `TokenJoiner` only puts EOTs between them.
 
-Which documents are retried or left out is decided in `executors/`.
+`executors/` decides which documents are retried or left out.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ from fineweb_shards.vocabulary import CutRule, Vocabulary
 
 PASSAGE_BYTES = 256 * 1024
 # One in this many documents is encoded again, and only the beginning of a long one: tiktoken is about 20 times slower,
-# and this way the check takes well under 3 % of the time.
+# so this takes well under 3 % of the time.
 SAMPLE_ONE_IN = 1024
 SAMPLE_BYTES = 16 * 1024
-# Where there is no rule for cutting, whole documents are encoded again: as many bytes in all, but up to this many at
-# once.
+# Without a rule for cutting, whole documents are encoded again, up to this size.
 _LONGEST_WHOLE_BYTES = 2**20
 
 
@@ -62,10 +61,10 @@ def place_eots(chunk: TextChunk, lengths: NDArray[np.int64], *, eot_first: bool)
 
 @cache
 def make_mender(vocabulary: Vocabulary) -> SeamMender:
-    """Return the SeamMender of this process; threads may share it, because nothing in it changes."""
+    """Return this process's SeamMender; it is immutable, so threads may share it."""
     reference = make_reference(vocabulary)
     encoder = Encoder(reference, reference, eot_first=True, seed=0)
-    # With an Encoder, because a window may grow to a length on which tiktoken alone panics.
+    # With an Encoder, because tiktoken alone panics on very long windows.
     return SeamMender(
         lambda text: encoder.encode_documents(Texts.from_strings([text]))[0].tolist(),
         load_token_bytes(vocabulary).token_bytes,
@@ -73,7 +72,7 @@ def make_mender(vocabulary: Vocabulary) -> SeamMender:
 
 
 class UnencodableError(Exception):
-    """A text can't be encoded: the engine raised an exception, or it is too long to be encoded whole."""
+    """The engine raised an exception for a text, or the text is too long to be encoded whole."""
 
 
 class Encoder:
@@ -86,9 +85,9 @@ class Encoder:
 
     @cached_property
     def fallback(self) -> Encoder | None:
-        """An encoder with another engine, for what this one can't encode; None if there is no other.
+        """An encoder with another engine, for documents that this one can't encode; None if there is none.
 
-        Beside a reference it must be one that is known to give the same tokens without a test.
+        The fallback of a reference must be known to give the same tokens without a test.
         """
         engine: Engine | None = None
         if not isinstance(self._engine, Reference):
@@ -102,7 +101,7 @@ class Encoder:
 
     @cached_property
     def joiner(self) -> TokenJoiner:
-        """What takes its place for a part of the input that is tokens already."""
+        """The replacement for this encoder in a part of the input that is already tokens."""
         return TokenJoiner(self.vocabulary, eot_first=self._eot_first)
 
     def encode(self, chunk: TextChunk, where: str) -> EncodedBlock:
@@ -115,8 +114,8 @@ class Encoder:
             self._check_sample(chunk, JoinedIds(tokens[:-1], positions[:-1]), where)
         lengths = np.diff(positions) - 1
         wrong = list(_token_count_mismatches(chunk, lengths, where))
-        # Without the EOT after the last document, or the one before the first if EOTs come after documents; and without
-        # those where a document continues from the previous chunk, or in the next.
+        # Drop the EOT after the last document or, if EOTs come after documents, the one before the first; and those
+        # where a document continues from the previous chunk, or in the next.
         first = int(chunk.starts_mid_document or not self._eot_first)
         last = int(chunk.ends_mid_document or self._eot_first)
         return EncodedBlock(
@@ -140,7 +139,7 @@ class Encoder:
         if passages.longest_bytes > LONGEST_UNCUT_BYTES:
             raise UnencodableError(
                 f"it has {passages.longest_bytes:,} bytes without a place where {self.vocabulary.name} "
-                f"allows a cut, and at most {LONGEST_UNCUT_BYTES:,} are encoded at once; split it into "
+                f"allows a cut, and at most {LONGEST_UNCUT_BYTES:,} can be encoded at once; split it into "
                 "several documents"
             )
         with self._translated_errors():
@@ -150,7 +149,7 @@ class Encoder:
     def _join(self, parts: list[tuple[Ids, bool]]) -> Ids:
         """Join the tokens of one document's passages, each with its `seam` flag, and repair them at seams."""
         joined = [parts[0][0]]
-        whole = True  # whether joined[-1] begins where a piece begins
+        whole = True  # whether joined[-1] begins with a piece
         for tokens, seam in parts[1:]:
             if not seam:
                 joined.append(tokens)
@@ -164,7 +163,6 @@ class Encoder:
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Translate what the engine raises."""
         try:
             yield
         except BaseException as error:
@@ -174,21 +172,21 @@ class Encoder:
             raise UnencodableError(f"{self._engine.name} raised {cause}") from error
 
     def _encode_joined(self, texts: Texts) -> tuple[Tokens, Positions]:
-        """Return the tokens with an EOT before each document and after the last one, and where EOTs are."""
+        """Return the tokens with an EOT before each document and after the last one, and the positions of EOTs."""
         vocabulary, length = self.vocabulary, 0
         parts: list[Tokens] = []
         positions: list[Positions] = []
         for joined in self._iter_joined(texts):
-            # A small id, so that what is checked is what the engine made.
+            # A harmless id, so that only the engine's ids are checked.
             joined.ids[joined.positions] = int(vocabulary.eot == 0)
-            # Narrowed, an id that no text has would become another one.
+            # Check before narrowing, which would turn an invalid id into another one.
             lowest = int(joined.ids.min(initial=0)) if joined.ids.dtype.kind == "i" else 0
             highest = int(joined.ids.max(initial=0))
-            # Where EOT is not the last id, the largest one says nothing about it.
+            # EOT need not be the last id, so count it if the largest id reaches it.
             has_eot = highest >= vocabulary.eot and vocabulary.count_eots(joined.ids) > 0
             if has_eot or not 0 <= lowest <= highest < vocabulary.size:
                 wrong = vocabulary.eot if has_eot else highest
-                raise ExactnessError(f"{self._engine.name} made token {wrong}, which no text can have.")
+                raise ExactnessError(f"{self._engine.name} made token {wrong}, which can't occur in text.")
             parts.append(joined.ids.astype(vocabulary.dtype))
             positions.append(joined.positions + length)
             length += len(joined.ids)
@@ -198,8 +196,8 @@ class Encoder:
         return tokens, eots
 
     def _iter_joined(self, texts: Texts) -> Iterator[JoinedIds]:
-        """Yield the ids of some documents at a time, so that they are checked and narrowed while they are in the
-        processor's cache, and no array of all ids takes new memory."""
+        """Yield the ids of some documents at a time, so that they are checked and narrowed while in the CPU's cache,
+        and no array of all ids is allocated."""
         if texts.longest_bytes > PASSAGE_BYTES:
             yield from join_ids(self.encode_documents(texts))
         else:
@@ -225,7 +223,7 @@ class Encoder:
 
 
 def _token_count_mismatches(chunk: TextChunk, lengths: NDArray[np.int64], where: str) -> Iterator[str]:
-    """Yield a sentence for each document whose token_count in the source differs from its tokens."""
+    """Yield a sentence for each document whose token_count in the source is wrong."""
     for origin in chunk.origins:
         if origin.tokens is None:
             continue
@@ -238,10 +236,8 @@ def _token_count_mismatches(chunk: TextChunk, lengths: NDArray[np.int64], where:
 
 
 class TokenJoiner:
-    """Takes the place of an Encoder if the input is a column of ids (--tokens-column).
-
-    It can't fail on a document: the ids were checked when they were read (formats/rows.py).
-    """
+    """Replaces an Encoder if the input is a column of ids (--tokens-column). Can't fail, because formats/rows.py has
+    checked the ids."""
 
     def __init__(self, vocabulary: Vocabulary, *, eot_first: bool) -> None:
         self.vocabulary = vocabulary
@@ -276,18 +272,18 @@ class TokenJoiner:
 
 
 def choose_documents(documents: int, chooser: random.Random) -> list[int]:
-    """Choose the indices of the documents to check, each with the same small probability."""
+    """Choose which of the `documents` documents to check, each with the same small probability."""
     expected = documents / SAMPLE_ONE_IN
     count = int(expected) + (chooser.random() < expected % 1)
     return sorted(chooser.sample(range(documents), count))
 
 
 def _comparable(document: str, rule: CutRule | None) -> str:
-    """Return the document, or the beginning of a long one up to a safe cut: its tokens are then a prefix."""
+    """Return the document, or the beginning of a long one up to a safe cut, whose tokens are a prefix."""
     if len(document) <= (_LONGEST_WHOLE_BYTES if rule is None else SAMPLE_BYTES):
         return document
     data = document[: SAMPLE_BYTES + CONTEXT_BYTES].encode()
     cut = find_cut(data, 0, len(data) - CONTEXT_BYTES, rule)
     if cut is None or cut.seam:
-        return ""  # no prefix that can be compared on its own
+        return ""  # no prefix can be compared separately
     return data[: cut.position].decode()

@@ -1,7 +1,6 @@
-"""Encode with fastokens, a Rust library: the same tokens as the reference, many times as fast.
+"""Encode with fastokens, a Rust library: the reference's tokens, many times as fast.
 
-It is loaded from a `tokenizer.json`, and not with its `from_tiktoken`, which encodes U+180E wrongly and does not take
-every rank file.
+It loads a `tokenizer.json`, because its `from_tiktoken` encodes U+180E wrongly and does not accept every rank file.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from fineweb_shards.vocabulary import Vocabulary
 
 
 class FastokensEngine(Engine):
-    """The engine that `auto` takes where gigatoken is not installed, or does not know the pattern."""
+    """The engine that `auto` takes if gigatoken is not installed, or does not support the pattern."""
 
     name = "fastokens"
 
     def __init__(self, vocabulary: Vocabulary | None = None, mistaken: str = "") -> None:
         super().__init__(vocabulary, mistaken)
-        # It takes U+180E for white space, which it once was, with patterns that it does not know by spelling.
+        # With patterns that it doesn't recognize, it takes U+180E for white space, which it once was.
         self._differences = UnicodeDifferences(mistaken + "\u180e")
-        # One thread per process: there is a worker process for each core. Rayon reads this variable once, when its
-        # thread pool starts, which is after this line in every process of a run.
+        # One thread, because each core has a worker process. Rayon reads this variable once, when its thread pool
+        # starts, which is after this line in every process of a run.
         os.environ["RAYON_NUM_THREADS"] = "1"
-        import fastokens  # imported here, because some platforms have no wheel
+        import fastokens  # here, because some platforms have no wheel
 
-        self._is_gpt2 = is_gpt2_text(self.vocabulary)  # of others there are texts that fastokens would get wrong
+        self._is_gpt2 = is_gpt2_text(self.vocabulary)  # with other vocabularies fastokens encodes some texts wrongly
         if self._is_gpt2:
             ranks = load_gpt2_ranks()
             text = ranks_to_json(ranks, list_merges(ranks), PATTERNS["gpt2"], [])

@@ -1,8 +1,8 @@
 """Encode with gigatoken, a Rust library: the reference's tokens, many times as fast, and loaded at once.
 
-Its calls for many documents need awkward-array, whose import takes a worker a third of a second and 40 MB. So many are
-one text, with a boundary between them that gigatoken knows as a special token: it encodes what is on either side as if
-it were alone. A call for each document took a tenth longer, and several times as long where documents are short.
+Its batch calls need awkward-array, whose import takes a worker a third of a second and 40 MB. So many documents are
+joined to one text, with a boundary between them that is a special token to gigatoken: it encodes both sides separately.
+One call per document took 10 % longer, and several times as long for short documents.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from fineweb_shards.vocabulary import Vocabulary
 
 # Its cache of words grows without limit: by 13 MB in 50 MB of English, by 90 MB in 10 MB of random letters. So when the
 # process has grown by this much, a new tokenizer with an empty cache replaces it. That takes as long as encoding 12 MB
-# of English, and the words have to be learnt again.
+# of English, plus the time to fill the cache again.
 _CACHE_BYTES = 96 * 2**20
 _LOOK_EVERY_BYTES = 2**20
-# By how many bytes it grows for each byte of text at the most; 9 to 12 were seen. It grows in steps, by up to 64 MB
-# when its table doubles, whenever one looks.
+# The most bytes by which it grows for each byte of text (measured: 9 to 12), apart from steps of up to 64 MB when its
+# table doubles.
 _MOST_GROWTH = 16
-# A text that has it is noticed by the number of boundaries, and left to the reference.
+# A text that contains it changes the number of boundaries, and is left to the reference.
 _BOUNDARY_BYTES = BOUNDARY.encode()
-_CALL_BYTES = 256 * 1024  # fits into the processor's cache, with its tokens
+_CALL_BYTES = 256 * 1024  # fits into the CPU's cache, with its tokens
 
 
 class GigatokenEngine(Engine):
@@ -47,13 +47,13 @@ class GigatokenEngine(Engine):
         super().__init__(vocabulary, mistaken)
         self._differences = UnicodeDifferences(mistaken)
         self._tokenizer = self._load()
-        # Some vocabularies don't treat what follows a boundary as the beginning of a text: they have none.
+        # Vocabularies that treat the beginning of a text differently from text after a boundary have none.
         self._knows_boundary = self._tokenizer.encode(_BOUNDARY_BYTES).tolist() == [self.vocabulary.size]
-        self._memory_bytes = 0  # at the first look; not before, because the first chunk brings its own memory
+        self._memory_bytes = 0  # at the first look; not earlier, because the first chunk also takes memory
         self._until_look_bytes = _LOOK_EVERY_BYTES
 
     def _load(self) -> Any:
-        """Load a tokenizer to which nothing but the boundary is special: `<|endoftext|>` is ordinary text."""
+        """Load a tokenizer whose only special token is the boundary: `<|endoftext|>` is ordinary text."""
         from gigatoken.gigatoken_rs import BPETokenizer  # here, because some platforms have no wheel
 
         if not is_gpt2_text(self.vocabulary):
@@ -80,12 +80,12 @@ class GigatokenEngine(Engine):
             yield from self._encode_together(held)
 
     def _encode_together(self, texts: list[memoryview]) -> Iterator[JoinedIds]:
-        """Encode texts with one call. A boundary in front of each has one id, where its EOT will be."""
+        """Encode texts with one call. The boundary in front of each takes one id, where its EOT will be."""
         data = _BOUNDARY_BYTES.join([b"", *texts])
         if not self._differences.is_in(data):
             ids = self._call(data)
             boundaries = np.flatnonzero(ids == self.vocabulary.size)
-            if len(boundaries) == len(texts):  # more, if a text has the boundary in it
+            if len(boundaries) == len(texts):  # more if a text contains the boundary
                 yield JoinedIds(ids, boundaries)
                 return
         yield from join_ids([self._encode_alone(bytes(text)) for text in texts])
@@ -96,16 +96,16 @@ class GigatokenEngine(Engine):
         return self._call(text)
 
     def _call(self, data: bytes) -> Ids:
-        """Encode with the tokenizer; before that, replace it if its cache has become too large."""
+        """Encode with the tokenizer, which is first replaced if its cache has become too large."""
         self._until_look_bytes -= len(data)
         if self._until_look_bytes <= 0:
-            # The process's own growth, because the size of the cache is not told. Whatever else grows by that much only
-            # has the effect that the cache is emptied sooner.
+            # The growth of the process, because gigatoken does not report the size of its cache. If something else
+            # grows, the cache is only emptied sooner.
             memory_bytes = own_memory_bytes()
             self._memory_bytes = self._memory_bytes or memory_bytes
             room_bytes = self._memory_bytes + _CACHE_BYTES - memory_bytes
             if room_bytes < 0:
-                self._tokenizer = None  # first, so that there are never two of them
+                self._tokenizer = None  # free the old one first
                 self._tokenizer = self._load()
                 self._memory_bytes = 0
             self._until_look_bytes = max(_LOOK_EVERY_BYTES, room_bytes // _MOST_GROWTH)

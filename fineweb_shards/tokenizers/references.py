@@ -1,9 +1,8 @@
-"""Find the reference of a vocabulary: the engine that its file was made for. None is the judge of another's file:
-Hugging Face's tokenizers and tiktoken differ about one document in four under the same vocabulary.
+"""Find the reference of a vocabulary: the engine that its file was made for. It must be that one: with the same
+vocabulary, Hugging Face's tokenizers and tiktoken differ on one document in four.
 
-A manifest and a worker's settings only name the vocabulary (`fineweb_shards.vocabulary`); the bytes of its tokens are
-loaded where they are needed, once per process. With them `decode` makes bytes of tokens, with NumPy, for inspection and
-reports.
+Manifests and workers' settings only name the vocabulary (`fineweb_shards.vocabulary`); the bytes of its tokens are
+loaded when needed, once per process. With them `decode` turns tokens into bytes, for inspection and reports.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fineweb_shards.tokenizers.tokenizers_engine import TokenizersEngine
 from fineweb_shards.types import Tokens
 from fineweb_shards.vocabulary import Vocabulary
 
-BOUNDARY = b"\xff"  # what `decode` makes of EOT: UTF-8 text never contains this byte
+BOUNDARY = b"\xff"  # EOT, as decoded: UTF-8 text never contains this byte
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 REFERENCES: dict[str, type[Reference]] = {
     reference.name: reference for reference in (TiktokenEngine, TokenizersEngine, SentencePieceEngine)
@@ -40,20 +39,19 @@ def require_reference(name: str, file: str) -> None:
 
 
 def make_reference(vocabulary: Vocabulary) -> Reference:
-    """Return the reference of a vocabulary: one for all that need it in a process, because loading tiktoken takes a
-    tenth of a second and 30 MB."""
+    """Return this process's reference of a vocabulary; cached, because loading tiktoken takes 0.1 s and 30 MB."""
     return _make_reference(vocabulary, vocabulary.folder)
 
 
 @lru_cache(maxsize=2)
 def _make_reference(vocabulary: Vocabulary, folder: str) -> Reference:
-    """`folder` is only a part of the key: vocabularies are equal wherever their files are."""
+    """`folder` is only part of the cache key: equal vocabularies may have their files in different folders."""
     require_reference(vocabulary.reference, vocabulary.name)
     return REFERENCES[vocabulary.reference](vocabulary)
 
 
 def load_token_bytes(vocabulary: Vocabulary) -> Vocabulary:
-    """Return the same vocabulary with the bytes of its tokens; UsageError if its file is not at hand."""
+    """Return the vocabulary with the bytes of its tokens; UsageError if its file is missing."""
     return vocabulary if vocabulary.token_bytes else _load(vocabulary)
 
 
@@ -67,8 +65,8 @@ def _load(vocabulary: Vocabulary) -> Vocabulary:
 def decode(tokens: Tokens, vocabulary: Vocabulary) -> bytes:
     """Return the bytes of tokens, with BOUNDARY for each EOT.
 
-    Ids outside the vocabulary, and the token whose byte is BOUNDARY, become the replacement character, so that a
-    BOUNDARY in the result is always an EOT.
+    Invalid ids, and the token of the byte BOUNDARY, become the replacement character, so that a BOUNDARY in the result
+    is always an EOT.
     """
     if not len(tokens):
         return b""
@@ -76,7 +74,7 @@ def decode(tokens: Tokens, vocabulary: Vocabulary) -> bytes:
     ids = np.minimum(tokens, np.int64(vocabulary.size))
     lengths = all_lengths[ids]
     ends = np.cumsum(lengths)
-    # Compute each output byte's position in the table: four times as fast as joining pieces.
+    # Computing each output byte's position in the table is four times as fast as joining pieces.
     positions = np.repeat(all_starts[ids] - (ends - lengths), lengths)
     positions += np.arange(ends[-1])
     return bytes(data[positions].data)
@@ -84,8 +82,8 @@ def decode(tokens: Tokens, vocabulary: Vocabulary) -> bytes:
 
 @cache
 def _byte_table(vocabulary: Vocabulary) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bytes of all tokens, one after the other, where those of each begin, and how many they are. After the
-    last token comes the replacement for all invalid ids."""
+    """Return the joined bytes of all tokens, with their starts and lengths. After the last token comes the replacement
+    for all invalid ids."""
     known = load_token_bytes(vocabulary).token_bytes
     spelled = [token.replace(BOUNDARY, _REPLACEMENT) for token in known]
     spelled += [_REPLACEMENT] * (vocabulary.size + 1 - len(known))

@@ -19,7 +19,7 @@ class SentencePieceEngine(Reference):
 
     @cached_property
     def processor(self) -> sentencepiece.SentencePieceProcessor:
-        """sentencepiece's own object. Control symbols such as `</s>` are ordinary text to it."""
+        """The library's own object, which treats control symbols such as `</s>` as ordinary text."""
         import sentencepiece
 
         return sentencepiece.SentencePieceProcessor(model_proto=load_definition(self.vocabulary))

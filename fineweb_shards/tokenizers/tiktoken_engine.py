@@ -1,4 +1,4 @@
-"""Encode with tiktoken, the reference for rank files. They are read here: tiktoken would download them."""
+"""Encode with tiktoken, the reference for rank files. tiktoken itself would download them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TiktokenEngine(Reference):
 
     @cached_property
     def encoding(self) -> tiktoken.Encoding:
-        """tiktoken's own object. Made when it is first used: beside another engine it is seldom needed."""
+        """The library's own object, loaded on first use: beside another engine it is seldom needed."""
         import tiktoken
 
         pattern = get_pattern(self.vocabulary.pattern)
@@ -34,7 +34,7 @@ class TiktokenEngine(Reference):
             )
         except ValueError as error:
             raise UsageError(
-                f"--pattern {pattern.regex}: not a regular expression that tiktoken takes "
+                f"--pattern {pattern.regex}: not a regular expression that tiktoken accepts "
                 f"({' '.join(str(error).split())[:200]}).",
                 "Give it in single quotes, exactly as the tokenizer has it.",
             ) from error

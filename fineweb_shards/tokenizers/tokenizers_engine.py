@@ -17,7 +17,7 @@ from fineweb_shards.tokenizers.vocabulary_files import byte_letters, load_defini
 if TYPE_CHECKING:
     import tokenizers
 
-_CALL_BYTES = 256 * 1024  # a token takes some 200 bytes until its text is done
+_CALL_BYTES = 256 * 1024  # a token takes about 200 bytes during a call
 
 
 class TokenizersEngine(Reference):
@@ -27,14 +27,14 @@ class TokenizersEngine(Reference):
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """Hugging Face's own object, which neither shortens nor fills a text up."""
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker process for each core
+        """The library's own object, without truncation and padding."""
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a worker process
         import tokenizers
 
         tokenizer = tokenizers.Tokenizer.from_str(load_definition(self.vocabulary).decode())
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        tokenizer.encode_special_tokens = True  # their names in a text are ordinary text
+        tokenizer.encode_special_tokens = True  # as ordinary text
         return tokenizer
 
     def encode_text(self, text: str) -> list[int]:
@@ -44,7 +44,7 @@ class TokenizersEngine(Reference):
     def encode(self, texts: Texts) -> list[Ids]:
         ids: list[Ids] = []
         for part in texts.parts(_CALL_BYTES):
-            # Without the offsets of tokens in the text, which nobody asks for.
+            # "fast": without the tokens' offsets in the text.
             encoded = self.tokenizer.encode_batch_fast(part, add_special_tokens=False)
             ids += [np.array(one.ids, np.uint32) for one in encoded]
         return ids
@@ -58,18 +58,18 @@ class TokenizersEngine(Reference):
         for token, number in self.tokenizer.get_vocab(with_added_tokens=True).items():
             if number in special:
                 continue
-            if is_byte_level:  # a letter for each byte; added tokens may not be spelled so
+            if is_byte_level:  # a letter for each byte, except perhaps in added tokens
                 is_spelled = all(letter in bytes_of for letter in token)
                 tokens[number] = bytes(bytes_of[letter] for letter in token) if is_spelled else token.encode()
             elif re.fullmatch("<0x[0-9A-Fa-f]{2}>", token):
                 tokens[number] = bytes.fromhex(token[3:5])
-            else:  # `▁` stands for a space in vocabularies that come from SentencePiece
+            else:  # `▁` is a space in vocabularies from SentencePiece
                 tokens[number] = token.replace("▁", " ").encode()
         return tuple(tokens)
 
 
 def _types_in(part: dict[str, Any] | None) -> set[str]:
-    """Return the types of a decoder and of those that it consists of."""
+    """Return the types of a decoder and of its parts."""
     if part is None:
         return set()
     return {part["type"]}.union(*(_types_in(one) for one in part.get("decoders", [])))

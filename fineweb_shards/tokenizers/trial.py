@@ -1,12 +1,12 @@
-"""Try, before a run, which engine can encode with a vocabulary: the fastest that passes the self-test.
+"""Find, before a run, the fastest engine that can encode with a vocabulary: it must pass the self-test.
 
-The self-test encodes difficult strings and compares with the reference. It finds an engine that was updated,
-miscompiled, or takes another pattern, before any shard is written. Every worker encodes a few hundred strings, in
-milliseconds; the parent, which knows the reference's tokens, tells it their hash. GPT-2's is known beforehand, so that
-it needs no trial. For another vocabulary the trial compares its own tokens, too.
+The self-test encodes difficult strings and compares the tokens with the reference's. It catches an engine that was
+updated, miscompiled, or uses another pattern, before any shard is written. Every worker encodes a few hundred strings,
+in milliseconds, and compares their hash with the reference's, which it receives from the parent. GPT-2's hash is known,
+so it needs no trial. For other vocabularies the trial also encodes their own tokens.
 
-The trial has a process of its own: loading a vocabulary of 200,000 tokens into every engine leaves half a gigabyte, and
-some of them print when they give up. It also makes the file that fast engines load.
+The trial runs in a separate process: loading a vocabulary of 200,000 tokens into every engine takes half a gigabyte,
+and some engines print when they fail. It also makes the file that fast engines load.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from fineweb_shards.tokenizers.unicode_differences import agreed_characters
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text, prepare_engine_file
 from fineweb_shards.vocabulary import Vocabulary
 
-# What `digest_tokens` returns for tiktoken's tokens of `hostile_strings` in GPT-2; a test compares them.
+# The result of `digest_tokens` for tiktoken's tokens of `hostile_strings` in GPT-2; a test checks it.
 GPT2_SHA256 = "f84f803c8e6f78f5adbfe2c06c140d4dedf49b49a7fbaf28953069adc202d400"
-_OWN_TOKENS = 4000  # of a vocabulary's tokens, how many are tried as texts, and beside others
-_MOST_MISTAKEN = 5000  # more, and another engine may be better
+_OWN_TOKENS = 4000  # how many of a vocabulary's tokens are tried, alone and beside others
+_MOST_MISTAKEN = 5000  # with more, another engine may be better
 _OUT_OF_MEMORY_EXIT_CODE = 112
 
 Encode = Callable[[Texts], list[Ids]]
@@ -47,7 +47,7 @@ _SPACES = [" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n ", "\xa0", "\u3000
 
 
 def hostile_strings() -> list[str]:
-    """Return strings in which all kinds of characters meet, in both orders, with and without white space."""
+    """Return strings in which all kinds of characters meet, in both orders, with and without spaces between them."""
     atoms = [*_WORDS, *_NUMBERS, *_SIGNS, *_SPACES]
     strings = ["", *atoms, *(atom * 40 for atom in atoms)]
     partners = ["a", "7", "!", " ", "\n", "'s", "你"]
@@ -58,7 +58,7 @@ def hostile_strings() -> list[str]:
 
 
 def digest_tokens(documents: Iterable[Ids]) -> str:
-    """Return the SHA-256 of the tokens of some documents and of where each of them ends."""
+    """Return the SHA-256 of the lengths and tokens of documents."""
     digest = hashlib.sha256()
     for tokens in documents:
         digest.update(len(tokens).to_bytes(4, "little") + tokens.astype("<u4").tobytes())
@@ -66,10 +66,9 @@ def digest_tokens(documents: Iterable[Ids]) -> str:
 
 
 def check_engine(encode: Encode, name: str, reference: Reference, expected: str) -> None:
-    """Raise ExactnessError for the first string that is not encoded as the reference does.
+    """Raise ExactnessError for the first string whose tokens differ from the reference's.
 
-    The reference itself is only asked if the tokens don't have the expected hash: loading it takes a worker longer than
-    the whole test.
+    The reference is only loaded if the hash is not the expected one: loading it takes a worker longer than the test.
     """
     strings = hostile_strings()
     documents = encode(Texts.from_strings(strings))
@@ -89,19 +88,19 @@ def _compare(strings: Sequence[str], documents: list[Ids], name: str, reference:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The engine to use, and what a worker's self-test must give."""
+    """The engine to use, and the expected result of a worker's self-test."""
 
     engine: type[Engine]
     selftest_sha256: str
     refusals: tuple[str, ...] = ()  # why faster engines are not used
-    mistaken: str = ""  # characters that the engine takes for something else
+    mistaken: str = ""  # characters that the engine misclassifies
 
 
 def try_engines(
     wanted: str, vocabulary: Vocabulary, special_tokens: Iterable[str] = (), added_tokens: Iterable[str] = ()
 ) -> Trial:
     """Return the engine called `wanted`, or for `auto` the fastest; UsageError if it can't encode with this vocabulary,
-    whose files are saved. The names of its special and other added tokens are tried as text."""
+    whose files must be saved. The names of special and other added tokens are tried as text."""
     engine = resolve_engine(wanted)
     if wanted in REFERENCES and wanted != vocabulary.reference:
         raise UsageError(
@@ -111,11 +110,11 @@ def try_engines(
     if is_gpt2_text(vocabulary):
         return Trial(engine, GPT2_SHA256)
     names = tuple(special_tokens), tuple(added_tokens)
-    # Twice: what killed the first process, such as a moment without memory, may be over.
+    # Twice: whatever killed the first process, such as a brief lack of memory, may be over.
     found = _try_in_process(wanted, vocabulary, *names)
     if isinstance(found, str):
         found = _try_in_process(wanted, vocabulary, *names)
-    if isinstance(found, str) and wanted == "auto":  # the reference alone takes the least memory
+    if isinstance(found, str) and wanted == "auto":  # the reference alone takes least memory
         why = f"the process that tried faster engines {found}, twice"
         found = _try_in_process(vocabulary.reference, vocabulary, *names)
         if isinstance(found, Trial):
@@ -132,9 +131,8 @@ def try_engines(
 def _try_in_process(
     wanted: str, vocabulary: Vocabulary, special_tokens: tuple[str, ...], added_tokens: tuple[str, ...]
 ) -> Trial | str:
-    """Try the engines in a process of its own; return how it died if something has killed it, or it has run out of
-    memory."""
-    command = [sys.executable, "-P", "-m", __name__]  # -P: nothing in the current folder is imported
+    """Try the engines in a separate process; if it was killed or ran out of memory, return a phrase that says so."""
+    command = [sys.executable, "-P", "-m", __name__]  # -P: import nothing from the current folder
     request = pickle.dumps((wanted, vocabulary, special_tokens, added_tokens))
     done = subprocess.run(command, input=request, capture_output=True, check=False)
     if done.returncode < 0:
@@ -145,7 +143,7 @@ def _try_in_process(
         said = done.stderr.decode("utf-8", "replace")[-300:]
         raise ShardError(
             f"The tokenizer {vocabulary.name} could not be tried: the process ended with {done.returncode}: {said}",
-            f"Try --engine {vocabulary.reference}, and please report it.",
+            f"Try --engine {vocabulary.reference}, and please report this.",
         )
     answer: Trial | ShardError = pickle.loads(done.stdout)
     if isinstance(answer, ShardError):
@@ -156,7 +154,6 @@ def _try_in_process(
 def _try_here(
     wanted: str, vocabulary: Vocabulary, special_tokens: tuple[str, ...], added_tokens: tuple[str, ...]
 ) -> Trial:
-    """Try the engines in this process."""
     try:
         reference = make_reference(vocabulary)
         check_reference(reference, special_tokens)
@@ -171,7 +168,7 @@ def _try_here(
     if wanted in REFERENCES:
         return Trial(type(reference), expected)
     refusals: list[str] = []
-    if vocabulary.reference != "sentencepiece":  # no other engine claims to read its models exactly
+    if vocabulary.reference != "sentencepiece":  # no other engine claims to match it exactly
         prepare_engine_file(vocabulary)
         for name in FAST_ENGINES if wanted == "auto" else [wanted]:
             found = _try_engine(ENGINES[name], reference, special_tokens + added_tokens)
@@ -179,7 +176,7 @@ def _try_here(
                 return Trial(ENGINES[name], expected, tuple(refusals), found.mistaken)
             refusals.append(found)
     if wanted != "auto":
-        reason = refusals[0] if refusals else f"{wanted}: it reads no SentencePiece models"
+        reason = refusals[0] if refusals else f"{wanted} can't read SentencePiece models"
         raise UsageError(
             f"--engine {wanted} can't encode with {vocabulary.name}: {reason}.",
             f"Use --engine auto, or --engine {vocabulary.reference}.",
@@ -188,17 +185,17 @@ def _try_here(
 
 
 def _try_engine(engine: type[Engine], reference: Reference, names: Iterable[str]) -> Engine | str:
-    """Return an engine that encodes as the reference does, or why it can't be used. The `names` of special and added
+    """Return an engine that matches the reference, or the reason why it can't be used. The `names` of special and added
     tokens are tried as text."""
     vocabulary = reference.vocabulary
     if not engine.installed_version():
         return f"{engine.name} is not installed"
-    load_token_bytes(vocabulary)  # not inside `try`: if that fails, no engine is to blame
+    load_token_bytes(vocabulary)  # outside `try`: a failure here is not the engine's
     try:
         tried = engine(vocabulary)
         mistaken = find_mistaken(tried.encode, reference)
         if len(mistaken) > _MOST_MISTAKEN:
-            return f"{engine.name} takes {len(mistaken):,} characters for something else"
+            return f"{engine.name} misclassifies {len(mistaken):,} characters"
         tried = engine(vocabulary, mistaken) if mistaken else tried
         strings = [*hostile_strings(), *own_strings(vocabulary, names)]
         _compare(strings, tried.encode(Texts.from_strings(strings)), engine.name, reference)
@@ -216,32 +213,32 @@ def _shorten(error: BaseException) -> str:
 
 
 def check_reference(reference: Reference, special_tokens: Iterable[str]) -> None:
-    """Raise UsageError if a vocabulary loses text, or makes an EOT of it."""
+    """Raise UsageError if a vocabulary loses text, or encodes some as EOT."""
     vocabulary = reference.vocabulary
     for text in special_tokens:
         tried = (reference.encode_text(around) for around in (text, f"a{text}b", f"a {text} b"))
         if any(vocabulary.eot in tokens for tokens in tried):
             raise UsageError(
                 f"{vocabulary.name}: the text {text!r} in a document would become the EOT {vocabulary.eot}, "
-                "and be taken for a boundary.",
-                f"Choose an id with --eot that no text has: {vocabulary.size} is the next one that is free.",
+                "and be mistaken for a boundary.",
+                f"With --eot, choose an id that can't occur in text: the next free one is {vocabulary.size}.",
             )
     if vocabulary.reference != "tiktoken" or vocabulary.pattern in PATTERNS:
-        return  # the others may change a text: they have normalizers
+        return  # the others may have normalizers, which change text
     tokens = load_token_bytes(vocabulary).token_bytes
     for text in Texts.from_strings(hostile_strings()):
         found = b"".join(tokens[token] for token in reference.encode_text(text))
         if found != text.encode():
             raise UsageError(
-                f"--pattern {vocabulary.pattern}: it passes over parts of a text, which would be lost: of "
+                f"--pattern {vocabulary.pattern}: it doesn't match every part of a text, so text would be lost: of "
                 f"{text[:40]!r} it leaves {found.decode('utf-8', 'replace')[:40]!r}.",
-                r"Most patterns end with |\s+(?!\S)|\s+ and take every other character before that.",
+                r"Most patterns end with |\s+(?!\S)|\s+ and match every other character before that.",
             )
 
 
 def own_strings(vocabulary: Vocabulary, names: Iterable[str]) -> list[str]:
-    """Return texts made of a vocabulary's own tokens: alone, before and after others, and the longest. The `names` of
-    special and added tokens are all tried, in every position."""
+    """Return texts made of a vocabulary's own tokens: alone, before and after others, and the longest ones; and all
+    `names` of special and added tokens, in every position."""
     tokens = [token.decode("utf-8", "ignore") for token in load_token_bytes(vocabulary).token_bytes if token]
     chooser = random.Random(vocabulary.sha256)  # noqa: S311, RUF100
     chosen = chooser.sample(tokens, min(_OWN_TOKENS, len(tokens)))
@@ -253,8 +250,8 @@ def own_strings(vocabulary: Vocabulary, names: Iterable[str]) -> list[str]:
 
 
 def find_mistaken(encode: Encode, reference: Reference) -> str:
-    """Return the characters that an engine takes for something else than the reference does: as letters, digits, marks
-    or white space, or in another order."""
+    """Return the characters that an engine classifies differently from the reference (as letters, digits, marks or
+    white space), or reorders."""
     characters = agreed_characters()
     blocks = [characters[i : i + 64] for i in range(0, len(characters), 64)]
     agreed = _agree(encode, reference, blocks)
@@ -265,8 +262,8 @@ def find_mistaken(encode: Encode, reference: Reference) -> str:
 
 
 def _agree(encode: Encode, reference: Reference, blocks: list[list[str]]) -> list[bool]:
-    """Return for each block of characters whether a text with them, beside others, has the same tokens; also as marks
-    before others, which a normalizer may put into another order."""
+    """Return for each block of characters whether a text with them, beside others, has the same tokens. The text also
+    has combining marks, which a normalizer may reorder."""
     lines = ("".join(f"a{c}{c}b {c}'s1{c}2e{c}\u0323\u0301\n" for c in block) for block in blocks)
     texts = Texts.from_strings(lines)
     pairs = zip(encode(texts), reference.encode(texts), strict=True)
@@ -287,4 +284,4 @@ def _answer() -> None:
 if __name__ == "__main__":
     from fineweb_shards.tokenizers import trial
 
-    trial._answer()  # as a module of its own name, or what is pickled would be called __main__
+    trial._answer()  # from the imported module: pickled classes must not belong to __main__

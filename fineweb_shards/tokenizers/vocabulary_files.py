@@ -1,13 +1,13 @@
-"""The files that define a vocabulary, in one folder: the one that was given, and what the fast engines load.
+"""The files that define a vocabulary, in one folder: the given one, and the one that fast engines load.
 
 A build keeps them in its work folder, so that workers, a resume and `inspect` need nothing else.
 
 A rank file (`.tiktoken`; Llama 3's `tokenizer.model` is one) has a line with base64 and a rank for every token; the
-rank is the id. GPT-2's ranks ship with the package. Their hash is checked at every load: a single changed
-byte would change the tokens of every run.
+rank is the id. GPT-2's ranks ship with the package. Their hash is checked at every load: a single changed byte would
+change the tokens of every run.
 
-Fast engines load a Hugging Face `tokenizer.json`, made from ranks or from another one. It has none of the special
-tokens, so that their names are ordinary text in a document.
+Fast engines load a Hugging Face `tokenizer.json`, made from ranks or from another one, without the special tokens, so
+that their names are ordinary text in a document.
 """
 
 from __future__ import annotations
@@ -30,25 +30,23 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 Ranks = dict[bytes, int]
 Merges = list[tuple[bytes, bytes]]
-MOST_IDS = 2**24  # sixty times those of the largest vocabularies
+MOST_IDS = 2**24  # sixty times as many as in the largest vocabularies
 RANKS_FILE = "gpt2.tiktoken"
-# By the reference, which is the same for all files of a kind.
-FILE_NAMES = {
+FILE_NAMES = {  # by reference
     "tiktoken": "tokenizer.tiktoken",
     "tokenizers": "tokenizer.json",
     "sentencepiece": "tokenizer.model",
 }
 ENGINE_FILES = "engine-*.json"
-# What gigatoken is given between texts. It has no end that is also its beginning, so it is found nowhere but where it
-# was put.
+# Put between texts for gigatoken. No end of it is also its beginning, so joining texts creates no further occurrences.
 BOUNDARY = "\u0091fineweb-shards: a text ends here\u0092"
-MOST_BYTES = 256 * 2**20  # a tokenizer's file has 35 MB at most, so far
-_ENGINE_FILE_VERSION = 1  # to be raised when it is made in another way
+MOST_BYTES = 256 * 2**20  # the largest tokenizer file so far has 35 MB
+_ENGINE_FILE_VERSION = 1  # raise it when the file's content changes
 _AGAIN = "The file is damaged or incomplete: fetch it again, or export it again from its tokenizer."
 
 
 def looks_like_ranks(data: bytes) -> bool:
-    """Return whether the first line is one of a rank file."""
+    """Return whether the first line is that of a rank file."""
     lines = data[:4096].splitlines()
     return bool(lines) and _is_line(lines[0])
 
@@ -61,11 +59,11 @@ def parse_ranks(data: bytes, name: str) -> Ranks:
     except ValueError:
         wrong = next(line for line in lines if not _is_line(line))
         raise InputError(
-            f"{name}: {wrong[:60]!r} is no line of a rank file.",
-            "Each holds a token in base64 and its rank, as in IQ== 0. Fetch the file again.",
+            f"{name}: {wrong[:60]!r} is not a line of a rank file.",
+            "Each line holds a token in base64 and its rank, as in IQ== 0. Fetch the file again.",
         ) from None
     if not len(lines) == len(ranks) == len({*ranks.values()}):
-        raise InputError(f"{name}: a token or a rank is there twice.", _AGAIN)
+        raise InputError(f"{name}: a token or a rank occurs twice.", _AGAIN)
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise InputError(
@@ -86,11 +84,11 @@ def sort_ranks(ranks: Ranks) -> list[tuple[bytes, int]]:
 
 
 def _parse_line(line: bytes) -> tuple[bytes, int]:
-    """Return token and rank; ValueError (which binascii.Error is) if the line holds anything else."""
+    """Return token and rank; ValueError (binascii.Error is one) if the line holds anything else."""
     token, rank = line.split()
     number = int(rank)
     if not 0 <= number < MOST_IDS:
-        raise ValueError("no rank is that high")
+        raise ValueError("rank out of range")
     return a2b_base64(token, strict_mode=True), number
 
 
@@ -104,13 +102,13 @@ def _is_line(line: bytes) -> bool:
 def load_gpt2_ranks() -> Ranks:
     """Load the 50,256 byte strings of GPT-2 with their ranks, which are their token ids."""
     data = _read_checked(resources.files(__package__) / RANKS_FILE, GPT2.sha256)
-    # No line has to be looked at: they are the published ones, in the order of the ranks.
+    # Without parsing the lines: the published file is in the order of the ranks.
     return {token: rank for rank, token in enumerate(map(a2b_base64, data.split()[::2]))}
 
 
 @contextmanager
 def open_gpt2_ranks() -> Iterator[Path]:
-    """Provide the path of the checked file of ranks, for a library that reads it itself."""
+    """Provide the path of the checked rank file, for a library that reads it itself."""
     with resources.as_file(resources.files(__package__) / RANKS_FILE) as path:
         _read_checked(path, GPT2.sha256)
         yield path
@@ -129,19 +127,19 @@ def _read_checked(file: Traversable, expected: str) -> bytes:
 
 
 def is_gpt2_text(vocabulary: Vocabulary) -> bool:
-    """Return whether texts have the tokens that they have in GPT-2, whatever EOT is."""
+    """Return whether texts have the same tokens as in GPT-2, whatever EOT is."""
     return (vocabulary.sha256, vocabulary.pattern) == (GPT2.sha256, GPT2.pattern)
 
 
 def load_ranks(vocabulary: Vocabulary) -> Ranks:
-    """Load the ranks of a vocabulary that a rank file defines."""
+    """Load the ranks of a vocabulary that is defined by a rank file."""
     if vocabulary.sha256 == GPT2.sha256:
         return load_gpt2_ranks()
     return parse_ranks(load_definition(vocabulary), FILE_NAMES[vocabulary.reference])
 
 
 def load_definition(vocabulary: Vocabulary) -> bytes:
-    """Read the file that defines a vocabulary; UsageError if it is not there, or not the same any more."""
+    """Read the file that defines a vocabulary; UsageError if it is missing or has changed."""
     path = Path(vocabulary.folder, FILE_NAMES[vocabulary.reference])
     try:
         data = read_file(path, MOST_BYTES) if vocabulary.folder else None
@@ -153,15 +151,15 @@ def load_definition(vocabulary: Vocabulary) -> bytes:
 
 
 def engine_file(vocabulary: Vocabulary) -> Path:
-    """Return the path of the `tokenizer.json` that fast engines load. Its name says of what it was made, so that a
-    resume finds it, and never another one's."""
+    """Return the path of the `tokenizer.json` that fast engines load. Its name is a hash of its origin, so that a
+    resume finds exactly this one."""
     made_of = f"{_ENGINE_FILE_VERSION} {vocabulary.sha256} {vocabulary.pattern} {vocabulary.size}"
     key = hashlib.sha256(made_of.encode()).hexdigest()[:16]
     return Path(vocabulary.folder, ENGINE_FILES.replace("*", key))
 
 
 def find_engine_file(vocabulary: Vocabulary) -> Path:
-    """Return the path of the engine file; UsageError if nobody has made it."""
+    """Return the path of the engine file; UsageError if it doesn't exist."""
     path = engine_file(vocabulary)
     if not is_plain_file(path):
         raise _unreadable(vocabulary, "not here")
@@ -176,10 +174,10 @@ def _unreadable(vocabulary: Vocabulary, why: str) -> UsageError:
 
 
 def list_merges(ranks: Ranks) -> Merges:
-    """Return every way in which two tokens make a third one, in the order of the third's rank.
+    """Return every pair of tokens that makes a third one, in the order of the third's rank.
 
-    That is tiktoken's rule: two neighbours are merged if what they make is a token, whatever it was made of when the
-    vocabulary was trained. (Llama 3 has 678 tokens that a list of one merge each does not reach.)
+    That is tiktoken's rule: it merges two neighbours if the result is a token, whichever merge created it in training.
+    (In Llama 3, one merge for each token would leave 678 unreachable.)
     """
     merges: Merges = []
     for token, _ in sort_ranks(ranks):
@@ -196,16 +194,12 @@ def ranks_to_json(ranks: Ranks, merges: Merges, pattern: Pattern, added: list[di
     def spell(token: bytes) -> str:
         return token.decode("latin-1").translate(letters)
 
-    is_gpt2 = pattern is PATTERNS["gpt2"]  # the only one that ByteLevel has built in
+    is_gpt2 = pattern is PATTERNS["gpt2"]  # the only pattern built into ByteLevel
     split = {"type": "Split", "pattern": {"Regex": pattern.spelling}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": is_gpt2}
     sequence = {"type": "Sequence", "pretokenizers": [split, byte_level]}
     unset = {"dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": ""}
-    flags = {
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": True,
-    }  # tiktoken looks a whole piece up
+    flags = {"fuse_unk": False, "byte_fallback": False, "ignore_merges": True}  # like tiktoken, look up whole pieces
     vocab = {spell(token): rank for token, rank in ranks.items()}
     pairs = [[spell(left), spell(right)] for left, right in merges]
     model = {"type": "BPE", **unset, **flags, "vocab": vocab, "merges": pairs}
@@ -215,8 +209,8 @@ def ranks_to_json(ranks: Ranks, merges: Merges, pattern: Pattern, added: list[di
 
 
 def prepare_engine_file(vocabulary: Vocabulary) -> None:
-    """Make the engine file beside the vocabulary's own, unless it is there from an earlier run: with the boundary as
-    its only special token, and nothing that shortens or pads a text."""
+    """Make the engine file beside the vocabulary's own, unless an earlier run has: with the boundary as its only
+    special token, and without truncation or padding."""
     path = engine_file(vocabulary)
     if is_plain_file(path):
         return
@@ -245,8 +239,8 @@ def byte_letters() -> dict[int, str]:
 
 
 def is_byte_level(tokenizer: dict[str, Any]) -> bool:
-    """Return whether a `tokenizer.json` takes a text as it is, and the same anywhere in a text as at its beginning: it
-    does not normalize it, and puts no space before it."""
+    """Return whether a `tokenizer.json` encodes a text unchanged (without normalizing it), and its beginning like any
+    other part (without a space before it)."""
     parts, normalizer = pre_tokenizers(tokenizer), tokenizer.get("normalizer")
     return (
         tokenizer["model"].get("type") == "BPE"

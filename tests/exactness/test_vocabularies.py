@@ -163,13 +163,13 @@ def files(tmp_path: Path) -> Path:
         (["models/tokenizer.json"], 2, "models/tokenizer.json: there is no such file or name"),
         (["hollow.json"], 3, "it has no tokens"),
         (["lama3"], 2, "Did you mean llama3?"),
-        (["torn.tiktoken", "--pattern", "gpt2"], 3, "b'IGE= 5 00' is no line of a rank file"),
-        (["twice.tiktoken", "--pattern", "gpt2"], 3, "a token or a rank is there twice"),
+        (["torn.tiktoken", "--pattern", "gpt2"], 3, "b'IGE= 5 00' is not a line of a rank file"),
+        (["twice.tiktoken", "--pattern", "gpt2"], 3, "a token or a rank occurs twice"),
         (["few.tiktoken", "--pattern", "gpt2"], 3, "there is no token for the byte 0x21"),
-        (["ranks.tiktoken"], 2, "does not say by which pattern"),
+        (["ranks.tiktoken"], 2, "does not contain the pattern"),
         (["ranks.tiktoken", "--pattern", "cl100"], 2, "there is no pattern of this name"),
         (["ranks.tiktoken", "--pattern", r"(\w+", "--eot", "1000"], 2, "not a regular expression"),
-        (["ranks.tiktoken", "--pattern", r"\w+|\s+", "--eot", "1000"], 2, "it passes over parts of a text"),
+        (["ranks.tiktoken", "--pattern", r"\w+|\s+", "--eot", "1000"], 2, "match every part of a text"),
         (["ranks.tiktoken", "--pattern", "gpt2"], 2, "so 1000 is free"),
         (["ranks.tiktoken", "--pattern", "gpt2", "--eot", "7"], 2, "this id stands for the text"),
         (["ranks.tiktoken", "--pattern", "gpt2", "--eot", "<end>"], 2, "has no special token of this name"),
@@ -180,7 +180,7 @@ def files(tmp_path: Path) -> Path:
         (["wrong.json"], 3, "can't load it"),
         (["panic.json"], 3, "can't load it (Precompiled: "),
         (["endless.json"], 3, "fails on ordinary texts with it (Onig: Regex search error: retry-limit"),
-        (["noise.model"], 3, "no tokenizer that is known here"),
+        (["noise.model"], 3, "not a tokenizer file of a supported kind"),
         (["empty.model"], 3, "the file is empty"),
         (["folder"], 2, "the folder has none of tokenizer.json"),
         (["gpt2", "--pattern", "gpt2"], 2, "the tokenizer gpt2 has its own"),
@@ -269,7 +269,7 @@ def test_what_an_engine_would_get_wrong_is_not_left_to_it(
     [
         (
             [{"id": 50258, "content": "<x>"}, {"id": 50257, "content": "<y>"}],
-            "which the tokenizers library makes",
+            "but the tokenizers library gives it",
         ),
         ([{"id": 60000, "content": "</s>", "special": True}], "gives the added token '</s>' the id 60000"),
     ],
@@ -334,7 +334,7 @@ def test_ids_that_a_layout_can_not_hold_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = inline.run_command("build", path, *tokenizer.flags, "--layout", "nanogpt", "--out", out)
     assert done.returncode == 2
-    assert "its reader takes tokens of 2 bytes, and the 66,001 ids" in done.stderr
+    assert "its reader takes tokens of 2 bytes, but the 66,001 ids" in done.stderr
     assert not out.exists()
 
 

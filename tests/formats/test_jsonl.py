@@ -63,11 +63,11 @@ def test_what_json_allows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        (b"{broken", "is no JSON"),
+        (b"{broken", "is not JSON"),
         (b"[1]", "is a JSON list"),
         (b'{"body": "x"}', "has no key 'text'; its keys are: body"),
         (b'{"text": 5}', "'text' is not a text but a number"),
-        (b'{"text": ' + b"[" * 100_000 + b"}", "nested too deeply|is no JSON"),
+        (b'{"text": ' + b"[" * 100_000 + b"}", "nested too deeply|is not JSON"),
     ],
 )
 def test_bad_lines_are_named_or_skipped(tmp_path: Path, line: bytes, sentence: str) -> None:

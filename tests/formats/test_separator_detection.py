@@ -21,9 +21,9 @@ from tests.support.inputs import write_text
 
 LINES = [f"document {i} has a few words in one line, and nothing else follows it." for i in range(4000)]
 QUESTION = (
-    "nothing was found that separates documents: neither <|endoftext|> nor blank lines throughout the file.\n"
-    "  Say what does. Each line a document: --separator line; the whole file one: --separator none; or any "
-    "string between documents: --separator TEXT"
+    "no separator between documents was found: neither <|endoftext|> nor blank lines throughout the file.\n"
+    "  Name it. If each line is a document: --separator line; if the whole file is one: --separator none; "
+    "otherwise the string between documents: --separator TEXT"
 )
 
 
@@ -122,7 +122,7 @@ def test_what_is_asked_about(tmp_path: Path, text: str) -> None:
     """Lines without blank lines, or with so few that they can't separate documents."""
     path = tmp_path / "a.txt"
     path.write_text(text)
-    with pytest.raises(UsageError, match="nothing was found that separates"):
+    with pytest.raises(UsageError, match="no separator between documents was found"):
         separators_of(path)
 
 
@@ -134,7 +134,7 @@ def test_notes_in_a_folder_are_no_question(tmp_path: Path) -> None:
     (notes / "b.md").write_text("- one\n- two\n")
     (notes / "c.md").write_text("One line.\n")
     job = runs.job_of(tmp_path / "out", notes)
-    said = "1 text file without blank lines is one document: b.md (every line one: --separator line)"
+    said = "1 text file without blank lines is one document: b.md (if every line is one: --separator line)"
     assert job.notes == (said,)
     manifest = runs.build_inline(tmp_path / "out", notes)
     found = np.load(tmp_path / "out" / manifest.shards[0].name).tolist()

@@ -26,16 +26,16 @@ PDF = b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n1 0 obj\n<< /Type /Catalog >>\nendobj\n" * 
 
 NO_TEXT = {
     "a PDF": PDF,
-    "no text: 52 %": NOISE,
+    "not text: 52 %": NOISE,
     "a zip file": b"PK\x03\x04" + NOISE,
     "a gzip file": gzip.compress(b"text"),
     "a parquet file": b"PAR1" + NOISE,
     "an Arrow file": b"ARROW1\0\0" + NOISE,
     "an Arrow stream": b"\xff\xff\xff\xff" + NOISE,
-    "no text: 100 %": bytes(1000),
-    "no text: [0-9]+ %": Path(sys.executable).resolve().read_bytes()[:SAMPLE_BYTES],
-    "no text: 8[0-9] %.* nor printable": RUSSIAN.encode("koi8-r"),
-    "no text: .* neither UTF-8": CHINESE.encode("gbk"),
+    "not text: 100 %": bytes(1000),
+    "not text: [0-9]+ %": Path(sys.executable).resolve().read_bytes()[:SAMPLE_BYTES],
+    "not text: 8[0-9] %.* nor printable": RUSSIAN.encode("koi8-r"),
+    "not text: .* neither UTF-8": CHINESE.encode("gbk"),
     "is UTF-16 or": "Some words.\n".encode("utf-16"),
     "is UTF-16 or UTF-32": "Some words.\n".encode("utf-32"),
     "is UTF-16": "Some words.\n".encode("utf-16-le"),
@@ -67,7 +67,7 @@ def test_what_is_no_text_is_refused_or_left_out(tmp_path: Path, name: str) -> No
         with pytest.raises(BadFileError, match=rf"{name}: this .*{sentence}") as error:
             runs.encode_inline(path, last)
         assert "--on-bad-file skip" in error.value.hint
-        assert ("iconv -f ENCODING -t UTF-8" in error.value.hint) == ("no text:" in sentence or "UTF-" in sentence)
+        assert ("iconv -f ENCODING -t UTF-8" in error.value.hint) == ("not text:" in sentence or "UTF-" in sentence)
         tokens, counts = runs.encode_inline(path, last, on_bad_file="skip", batch_bytes=1024)
         assert tokens == reference.stream(["The next file."]).tolist()
         assert counts.bad_parts == 1

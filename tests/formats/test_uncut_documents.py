@@ -124,7 +124,9 @@ def test_a_text_without_an_end_stops_the_run_or_is_left_out(
         path = write_gzip(tmp_path / "a.txt.gz", text.encode())
     settings = {"batch_bytes": batch_bytes, "separator": "<|endoftext|>"}
     place = len("one<|endoftext|>") + len(kept)
-    with pytest.raises(BadFileError, match=f"over 8,000 bytes from byte {place:,} on without a place") as error:
+    with pytest.raises(
+        BadFileError, match=rf"from byte {place:,}, a document continues for over 8,000 bytes without a place"
+    ) as error:
         runs.build_inline(tmp_path / "out", path, **settings)
     assert "--separator" in error.value.hint
     for layout in ("build-nanogpt", "plain"):

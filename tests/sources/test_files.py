@@ -188,7 +188,7 @@ def test_a_glob_takes_known_endings_or_the_one_it_names(folder: Path) -> None:
     assert names(f"{folder}/*", form="text") == ["a.jsonl", "b.txt", "notes.pdf", "z.parquet"]
     assert names(f"{folder}/*.pdf") == ["notes.pdf"]
     assert names(f"{folder}/notes.pdf") == ["notes.pdf"]
-    with pytest.raises(InputError, match=r"known ending: notes\.pdf") as error:
+    with pytest.raises(InputError, match=r"known extension: notes\.pdf") as error:
         names(f"{folder}/n*")
     assert "--format" in error.value.hint
 
@@ -196,7 +196,7 @@ def test_a_glob_takes_known_endings_or_the_one_it_names(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["", "  "])
 def test_an_empty_input_is_refused(text: str) -> None:
     """It would be the current folder: a variable that is not set must not decide what is read."""
-    with pytest.raises(UsageError, match=r"--input is empty; perhaps a variable"):
+    with pytest.raises(UsageError, match=r"--input is empty; perhaps a shell variable"):
         find_files((text,), "auto")
 
 
@@ -223,7 +223,7 @@ def test_broken_links_are_named_or_left_out(folder: Path, pattern: str, kind: st
     """It may have been a file or, where a disk is not mounted, a folder: never unsaid."""
     name = "gone.txt" if kind == "file" else "gone"
     (folder / name).symlink_to("/mnt/not/there")
-    with pytest.raises(BadFileError, match=rf"{name}: a link to /mnt/not/there, which is not there") as error:
+    with pytest.raises(BadFileError, match=rf"{name}: a link to /mnt/not/there, which does not exist") as error:
         find_files((f"{folder}{pattern}",), "auto")
     assert "--on-bad-file skip" in error.value.hint
     out = folder.parent / f"{folder.name}-out"

@@ -115,7 +115,7 @@ def test_names_with_percent_signs(tmp_path: Path, web: WebFiles) -> None:
     ("answers", "words"),
     [
         ({"has_ranges": False}, "can't send a part of it"),
-        ({"has_length": False}, "does not tell the size of this file"),
+        ({"has_length": False}, "does not give this file's size"),
         ({"etag": "", "date": ""}, "neither an ETag nor a date"),
         ({"status": 405}, r"the store refuses \(405\)"),
         ({"status": 401}, r"refused \(401\)"),
@@ -141,7 +141,7 @@ def test_a_server_that_can_not_be_used(web: WebFiles, answers: dict[str, object]
         ("/folder/", 2, "no folders and no patterns"),
         ("", 2, "no folders and no patterns"),
         ("/a.txt?sig=SECRET", 2, "after a question mark"),
-        ("/a/../b.txt", 2, "'..' can't be a part of a name"),
+        ("/a/../b.txt", 2, "'..' can't be part of a name"),
     ],
 )
 def test_mistakes_in_an_address(web: WebFiles, address: str, code: int, words: str) -> None:

@@ -39,7 +39,7 @@ def test_names_are_relative_to_the_folder() -> None:
     [
         ("s3://", "no bucket"),
         ("s3:///folder", "no bucket"),
-        ("s3://bad bucket/x", "name of a bucket"),
+        ("s3://bad bucket/x", "not a valid bucket name"),
         ("s3://bucket/a/../b", "'..'"),
         ("s3://bucket/a//b", "''"),
         ("s3://bucket/a?versionId=1", "question mark"),

@@ -35,14 +35,14 @@ def test_finished_shards_as_input_are_told(place: str, below: str, tmp_path: Pat
     """As what they are, with the command that copies them; nobody is told to repair or remove a manifest."""
     done = inline.run_command("build", f"{place}/{below}", "--out", tmp_path / "out")
     assert done.returncode == InputError.exit_code
-    assert f"--input {place}/{below}: these are shards that a build has made" in done.stderr
+    assert f"--input {place}/{below}: these are the shards of a build" in done.stderr
     assert f"fineweb-shards export {place}/shards --layout" in done.stderr
     assert "remove" not in done.stderr
 
 
 def test_shards_beside_an_input_that_is_read_are_told_too(place: str, tmp_path: Path) -> None:
     """A folder that was named, and of which nothing is read, is a mistake."""
-    with pytest.raises(InputError, match="/shards: these are shards"):
+    with pytest.raises(InputError, match="/shards: these are the shards"):
         runs.job_of(tmp_path / "out", f"{place}/mixed", f"{place}/shards")
 
 

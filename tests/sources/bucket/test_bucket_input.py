@@ -166,8 +166,8 @@ def test_what_an_address_stands_for(tmp_path: Path, bucket_url: str) -> None:
     [
         ("/nothing", "there is no such object or folder"),
         ("/nothing/*.jsonl", "no file matches"),
-        ("/odd", "holds no file with a known ending"),
-        ("/odd/*", "holds no file with a known ending: a.pdf"),
+        ("/odd", "holds no file with a known extension"),
+        ("/odd/*", "holds no file with a known extension: a.pdf"),
         ("/a.parquet.gz", "compressed parquet can't be read"),
     ],
 )
@@ -187,7 +187,7 @@ def test_mistakes_in_the_command(tmp_path: Path, bucket_environment: str) -> Non
     mistakes = (
         ("s3://there-is-none/x", 3, "there is no such bucket"),
         ("s3a://bucket/x", 2, "s3a://: no known object store. Did you mean s3://?"),
-        ("s3://", 2, "there is no bucket in this address"),
+        ("s3://", 2, "this address names no bucket"),
         (f"s3://{KEY}:{SECRET}@bucket/x", 2, "holds credentials"),
         (f"s3://bucket/x?X-Amz-Signature={SECRET}", 2, "holds credentials"),
     )

@@ -263,7 +263,7 @@ def test_an_answer_that_is_no_json(repository: Repository, home: Path, tmp_path:
         gave_up = build(hub, home, tmp_path / "other", *SAMPLE, "--max-outage", "1s")
     assert runs.shards_in(tmp_path / "out") == EXPECTED
     assert gave_up.returncode == 10
-    assert "an answer that is no JSON, so not the hub's" in gave_up.stderr
+    assert "the answer is not JSON, so not the hub's" in gave_up.stderr
     assert "HF_ENDPOINT" in gave_up.stderr
     assert "Traceback" not in gave_up.stderr
 

@@ -201,16 +201,16 @@ HUB = "hf://datasets/me/x/a"
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"input": (HUB, "local.txt")}, "are the only --input of their part"),
-        ({"input": (HUB, HUB)}, "are the only --input of their part"),
+        ({"input": (HUB, "local.txt")}, "must be the only --input of their part"),
+        ({"input": (HUB, HUB)}, "must be the only --input of their part"),
         ({"input": (HUB,), "split": "test"}, "without --name, --split and --revision"),
-        ({"input": ("local.txt",), "val_input": (HUB,)}, "are the only --input of their part"),
+        ({"input": ("local.txt",), "val_input": (HUB,)}, "must be the only --input of their part"),
         ({"input": (HUB,), "dataset": "me/x"}, "--dataset and --input exclude each other"),
         ({"input": ("hf://models/me/x/a",)}, "only files of datasets"),
         ({"input": ("hf://spaces/me/x/a",)}, "only files of datasets"),
         ({"input": ("hf://datasets/me",)}, "only files of datasets"),
         ({"input": ("HF://datasets/me/x/a",)}, "only files of datasets"),
-        ({"input": ("hf:/datasets/me/x/a",)}, "this is no address"),
+        ({"input": ("hf:/datasets/me/x/a",)}, "not a valid address"),
         ({"input": ("hf://buckets/me/x/a",)}, "S3 gateway"),
     ],
 )

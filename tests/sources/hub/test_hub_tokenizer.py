@@ -63,7 +63,7 @@ def test_a_model_without_a_tokenizer_and_none_at_all(tmp_path: Path) -> None:
         settings = environment(hub, tmp_path / "home")
         words = ["build", path, "--out", tmp_path / "out", "--shard-tokens", "100M", "--tokenizer"]
         done = forked.run_command(*words, "someone/weights", **settings)
-        assert (done.returncode, "it has no tokenizer that is known here" in done.stderr) == (3, True)
+        assert (done.returncode, "it has no tokenizer file of a supported kind" in done.stderr) == (3, True)
         done = forked.run_command(*words, "someone/nothing", **settings)
         assert (done.returncode, "someone/nothing" in done.stderr) == (3, True)
         assert "Traceback" not in done.stderr
