@@ -19,7 +19,8 @@ TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(na
 
 .DEFAULT_GOAL := help
 TARGETS := help shards plan status report verify test test-all test-rest test-lowest soak check bench bench-hub \
-  bench-line bench-bucket bench-tokenizers bench-control bench-ray cluster-demo dist try-dist lock clean
+  bench-line bench-bucket bench-tokenizers bench-control bench-shuffle bench-ray \
+  cluster-demo dist try-dist lock clean
 .PHONY: $(TARGETS)
 # Before anything runs: `make shards sample-10BT` would build the demo first.
 UNKNOWN := $(filter-out $(TARGETS) .venv/run .venv/dev .venv/full,$(MAKECMDGOALS))
@@ -106,6 +107,9 @@ bench-tokenizers: .venv/full ## every tokenizer: its own library, and this progr
 
 bench-control: .venv/full ## how many tokens per second the parent can order, with simulated workers
 	@$(BIN)/python benchmarks/control_plane.py $(ARGS)
+
+bench-shuffle: .venv/full ## the same build with and without --shuffle, of long and short documents; two minutes
+	@$(BIN)/python benchmarks/shuffle.py $(ARGS)
 
 bench-ray: .venv/full ## the same files with local processes and with Ray on this machine
 	@$(BIN)/python benchmarks/ray_speed.py $(ARGS)
