@@ -80,9 +80,9 @@ def list_block(
     bounds = np.searchsorted(piles[order], np.arange(len(tokens) + 1)).tolist()
     rows = np.empty(len(tokens), _ROW)
     rows["begin"], rows["end"], rows["tokens"] = bounds[:-1], bounds[1:], tokens
-    rows["crc"] = [zlib.crc32(entries[begin:end].tobytes()) for begin, end in pairwise(bounds)]
+    rows["crc"] = [zlib.crc32(entries[begin:end].data) for begin, end in pairwise(bounds)]
     rows["sha256"] = [np.void(one) for one in sha256]
-    return rows.tobytes() + entries.tobytes()
+    return b"".join([rows.data, entries.data])
 
 
 def append_to_list(path: Path, position: int, block: bytes) -> None:
