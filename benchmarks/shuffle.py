@@ -5,7 +5,10 @@ the time of what the shuffle adds. Processor time and wall time are those of the
 one document; the lowest of all rounds counts. Memory (PSS of all processes) and disk (all files of the output folder,
 shards included) are of one more run, because looking takes time.
 
-    python benchmarks/shuffle.py [--tokens 30M] [--documents 1000 10] [--rounds 2] [--folder DIR]
+    python benchmarks/shuffle.py [--tokens 4B] [--documents 1000 10] [--rounds 2] [--folder DIR]
+
+By default there are 300M tokens, or 3M documents if these are fewer. The disk must hold piles and shards: 4 bytes per
+token, and 16 per document.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from fineweb_shards.units import parse_count, show_bytes, show_count
 # Each is one token of GPT-2, and so is each with a space before it.
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "was", "on", "are", "as", "with", "his", "they")
 ROW_GROUP_TOKENS = 1_000_000
+MOST_TOKENS, MOST_DOCUMENTS = 300_000_000, 3_000_000  # by default: as many take some seconds
 LOOK_SECONDS = 0.05
 
 
@@ -131,7 +135,7 @@ HEAD = """\
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=parse_count, default=30_000_000)
+    parser.add_argument("--tokens", type=parse_count)
     parser.add_argument("--documents", type=int, nargs="*", default=[1000, 10], help="tokens of a document")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--folder", help="where to write (default: a temporary folder)")
@@ -139,7 +143,8 @@ def main() -> None:
     print(HEAD)
     for document_tokens in options.documents:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            print(measure(Path(folder), document_tokens, options.tokens, options.rounds), flush=True)
+            tokens = options.tokens or min(MOST_TOKENS, MOST_DOCUMENTS * document_tokens)
+            print(measure(Path(folder), document_tokens, tokens, options.rounds), flush=True)
 
 
 if __name__ == "__main__":

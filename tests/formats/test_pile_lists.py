@@ -9,10 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fineweb_shards.events import Observer
 from fineweb_shards.formats import piles
 from fineweb_shards.formats.base import PileSettings
+from fineweb_shards.layouts import get_layout
+from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.run.budget import PARENT_BYTES
-from fineweb_shards.types import Positions
+from fineweb_shards.store.shard_files import TokenWriter
+from fineweb_shards.system.retry import Disk
+from fineweb_shards.types import Placement, Positions
+from fineweb_shards.vocabulary import GPT2
 from tests.support.shuffle_reference import hash64
 
 ONE_PILE = 2  # with the empty one of validation
@@ -93,3 +99,25 @@ def test_ranges_of_a_pile_are_read_in_any_order_and_density(tmp_path: Path, monk
         begins, ends = np.array(ranges).T
         tokens = piles._read_ranges(path, np.empty(int((ends - begins).sum()), np.uint16), begins, ends - begins)
         assert tokens.tolist() == [token for begin, end in ranges for token in range(begin, end)]
+
+
+def test_a_block_of_short_documents_is_divided_without_an_object_for_each(tmp_path: Path) -> None:
+    """Of a million documents of one token, all that is held to write them is less than 80 bytes for each."""
+    shard_format = ShardFormat(get_layout("build-nanogpt"), GPT2)
+    writer = TokenWriter(shard_format, Disk(tmp_path, 0, Observer()))
+    ends = np.arange(1, 10**6 + 1)
+    of_pile = (ends % 12 + 1).astype(np.int16)
+    offsets = 2 * ((ends - 1) // 12)
+    placement = Placement(str(tmp_path), offsets, np.stack([ends - 1, ends], 1), of_pile)
+    tokens = (ends % 12 * 1000).astype(np.uint16)
+    tracemalloc.start()
+    try:
+        writes = writer._divide(tokens, placement)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 80 * 10**6
+    for path, _, data in writes:
+        pile = int(Path(path).name)
+        assert set(np.frombuffer(data, np.uint16).tolist()) == {(pile - 1) * 1000}
+    assert sum(len(data) for _, _, data in writes) == 2 * 10**6
