@@ -19,8 +19,8 @@ TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(na
 
 .DEFAULT_GOAL := help
 TARGETS := help shards plan status report verify test test-all test-rest test-lowest soak check bench bench-hub \
-  bench-line bench-bucket bench-tokenizers bench-control bench-shuffle bench-ray \
-  cluster-demo dist try-dist lock clean
+  bench-line bench-bucket bench-tokenizers bench-control bench-shuffle bench-ray cluster-demo \
+  dist try-dist lock clean
 .PHONY: $(TARGETS)
 # Before anything runs: `make shards sample-10BT` would build the demo first.
 UNKNOWN := $(filter-out $(TARGETS) .venv/run .venv/dev .venv/full,$(MAKECMDGOALS))
