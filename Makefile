@@ -19,7 +19,8 @@ TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(na
 
 .DEFAULT_GOAL := help
 TARGETS := help shards plan status report verify test test-all test-rest test-lowest soak check bench bench-hub \
-  bench-line bench-bucket bench-tokenizers bench-control bench-ray cluster-demo dist try-dist lock clean
+  bench-line bench-bucket bench-tokenizers bench-control bench-shuffle bench-ray cluster-demo \
+  dist try-dist lock clean
 .PHONY: $(TARGETS)
 # Checked before anything runs: `make shards sample-10BT` would build the demo first.
 UNKNOWN := $(filter-out $(TARGETS) .venv/run .venv/dev .venv/full,$(MAKECMDGOALS))
@@ -108,6 +109,9 @@ bench-tokenizers: .venv/full ## compare every tokenizer's own library with this 
 
 bench-control: .venv/full ## measure how many tokens/s the parent can schedule, with simulated workers
 	@$(BIN)/python benchmarks/control_plane.py $(ARGS)
+
+bench-shuffle: .venv/full ## compare a build with and without --shuffle; two minutes
+	@$(BIN)/python benchmarks/shuffle.py $(ARGS)
 
 bench-ray: .venv/full ## compare local processes with Ray on this machine
 	@$(BIN)/python benchmarks/ray_speed.py $(ARGS)

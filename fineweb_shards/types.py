@@ -79,7 +79,8 @@ class Payload(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """A unit of work: where a worker finds some documents, or, in `payload`, the bytes of the documents."""
+    """A unit of work: where a worker finds some documents, or, in `payload`, the bytes of the documents, or where in
+    a pile they are."""
 
     file: int
     position: int

@@ -6,9 +6,11 @@ pile. The row says where those of the pile are, their CRC, how long the pile is 
 added to it. So of the list is read what one pile needs, and nothing that is read goes unchecked: neither a pile, from
 the checkpoint on that has recorded it, nor the list.
 
-A position in a pile is a number of tokens in the order of the hashes. A batch is as small as any other: a worker finds
-its documents, one by one, in a pile that the parent has just read from front to back to compare its hash. So no process
-holds a pile, however large it is, and the disk is read in one go.
+A position in a pile is a number of tokens in the order of the hashes. A batch is as small as any other, and its payload
+says where its documents are: a worker reads them from a pile that the parent has just read from front to back to
+compare its hash. So no process holds a pile, however large it is, and the disk is read in one go. Nor does any hold the
+list of a pile: the parent divides its documents by their hashes into parts, reads the list again for each, and holds
+what `PART_BYTES` are enough for.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import hashlib
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +32,23 @@ from fineweb_shards.formats.base import Format, PileSettings
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.own_files import open_own
+from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import TokenLists
-from fineweb_shards.types import Batch, Cursor, Piles, Positions, TextChunk
+from fineweb_shards.types import Batch, Cursor, Piles, Positions, TextChunk, Tokens
 
 FOLDER = "piles"
 ENTRY_BYTES = 2 * 8  # of a document in the list
 _ROW = np.dtype([("begin", "<i8"), ("end", "<i8"), ("crc", "<u8"), ("tokens", "<i8"), ("sha256", "V32")])
 _READ_BYTES = 2**20
-_KEPT_PILES = 2  # batches of two may be under way
+_PIECE_DOCUMENTS = 2**15  # of the list, that are read at once
+# Memory of the parent for lists (counted in PARENT_BYTES, run/resources.py), and per document while a part is sorted
+# and the previous one still held. Measured: 48 bytes per document, and a megabyte.
+PART_BYTES = 32 * 2**20
+_PART_DOCUMENT_BYTES = 52
+MOST_IN_PART = PART_BYTES // _PART_DOCUMENT_BYTES
+_GAP_BYTES = 2**13  # to read as many between two documents takes less than to read once more
+_SHORT_TOKENS = 64  # NumPy copies a document of so many by their indices as fast as Python copies it whole
+_INDEXED_AT_ONCE = 2**13  # of these documents: their indices stay in the processor's cache
 
 
 def pile_name(number: int) -> str:
@@ -68,9 +80,9 @@ def list_block(
     bounds = np.searchsorted(piles[order], np.arange(len(tokens) + 1)).tolist()
     rows = np.empty(len(tokens), _ROW)
     rows["begin"], rows["end"], rows["tokens"] = bounds[:-1], bounds[1:], tokens
-    rows["crc"] = [zlib.crc32(entries[begin:end].tobytes()) for begin, end in pairwise(bounds)]
+    rows["crc"] = [zlib.crc32(entries[begin:end].data) for begin, end in pairwise(bounds)]
     rows["sha256"] = [np.void(one) for one in sha256]
-    return rows.tobytes() + entries.tobytes()
+    return b"".join([rows.data, entries.data])
 
 
 def append_to_list(path: Path, position: int, block: bytes) -> None:
@@ -83,63 +95,122 @@ def append_to_list(path: Path, position: int, block: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _read_list(path: Path, number: int, piles: PileSettings) -> Iterator[tuple[np.void, NDArray[np.uint64]]]:
-    """Yield a pile's row, and hash and tokens of its documents, of each block; ValueError if they are damaged."""
-    with open_own(path, "rb") as file:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Documents of a pile whose hashes follow one another, in this order. Positions are those in the pile."""
 
-        def read(at: int, size: int) -> bytes:
-            file.seek(at)
-            if len(data := file.read(size)) < size:
-                raise ValueError("it is too short")
-            return data
+    begin: int
+    ends: Positions
+    offsets: Positions  # of the first token of each in the file
 
-        position = 0
-        while position < piles.list_bytes:
-            (row,) = np.frombuffer(read(position + number * _ROW.itemsize, _ROW.itemsize), _ROW)
-            (last,) = np.frombuffer(read(position + (piles.count - 1) * _ROW.itemsize, _ROW.itemsize), _ROW)
-            position += piles.count * _ROW.itemsize
-            if not 0 <= row["begin"] <= row["end"] <= last["end"] <= piles.list_bytes:
-                raise ValueError("a row is damaged")
-            begin, end = (ENTRY_BYTES * int(row[name]) for name in ("begin", "end"))
-            entries = read(position + begin, end - begin)
-            if zlib.crc32(entries) != row["crc"]:
-                raise ValueError("a CRC differs")
-            yield row, np.frombuffer(entries, "<u8").reshape(-1, 2)
-            position += ENTRY_BYTES * int(last["end"])
+    @property
+    def end(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else self.begin
+
+    def cut(self, begin: int, most_tokens: int, most_documents: int) -> tuple[int, bool, Positions, Positions]:
+        """Return where a batch ends that begins here, whether inside a document, and place and length of each of its
+        documents. It ends before the first one of which not all fits, or in it, if it is the only one."""
+        first, last = np.searchsorted(self.ends, (begin, begin + most_tokens), side="right").tolist()
+        last = min(last, first + most_documents)
+        end = int(self.ends[last - 1]) if last > first else begin + most_tokens
+        ends = self.ends[first : max(last, first + 1)]
+        begins = np.empty_like(ends)
+        begins[0], begins[1:] = self.ends[first - 1] if first else self.begin, ends[:-1]
+        places = self.offsets[first : first + len(ends)] + np.maximum(begin - begins, 0)
+        return end, end < int(ends[-1]), places, np.minimum(ends, end) - np.maximum(begins, begin)
 
 
 class _Pile:
-    """The documents of a pile in the order of their hashes. Positions are numbers of tokens in that order."""
+    """The list of a pile. It raises DamageError if that has changed."""
 
     def __init__(self, path: Path, number: int, piles: PileSettings) -> None:
-        try:
-            with output_errors(path):
-                blocks = [*_read_list(path, number, piles)]
-        except ValueError as error:
-            raise _changed(path, "The") from error
-        # Of what each checkpoint has added: where it ends in the pile, and its SHA-256.
-        self.added = [(int(row["tokens"]), row["sha256"].tobytes()) for row, _ in blocks]
-        entries = np.concatenate([np.empty((0, 2), np.uint64), *(one for _, one in blocks)])
-        lengths, order = entries[:, 1].astype(np.int64), np.argsort(entries[:, 0], kind="stable")
-        self.lengths = lengths[order]
-        self.ends = np.cumsum(self.lengths)
-        self.offsets = (np.cumsum(lengths) - lengths)[order]  # of the first token of each in the file
+        self._path = path
+        with output_errors(path):
+            self._rows, self._positions = self._read_rows(number, piles)
+            # Of what each checkpoint has added: where it ends in the pile, and its SHA-256.
+            self.added = [(int(row["tokens"]), row["sha256"].tobytes()) for row in self._rows]
+            parts = max(1, -(-int((self._rows["end"] - self._rows["begin"]).sum()) // MOST_IN_PART))
+            # Hashes are uniform: intervals of the same width have about as many. In the pile of validation, number 0,
+            # is any of them.
+            before, count = (number - 1, piles.count - 1) if number else (0, 1)
+            inner = [2**64 * (before * parts + number) // (count * parts) for number in range(1, parts)]
+            self._bounds = np.array([0, *inner, 2**64 - 1], np.uint64)
+            tokens = np.zeros(parts, np.int64)
+            for hashes, lengths, _ in self._pieces():
+                numbers = np.searchsorted(self._bounds[1:-1], hashes, side="right")
+                tokens += np.bincount(numbers, lengths, parts).astype(np.int64)
+        self._ends = np.cumsum(tokens)
+        self.tokens = int(self._ends[-1])
 
-    @property
-    def tokens(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
+    def parts(self, position: int) -> Iterator[_Part]:
+        """Yield the parts from that on which has this position."""
+        for number in range(int(np.searchsorted(self._ends, position, side="right")), len(self._ends)):
+            with output_errors(self._path):
+                part = self._part(number)
+            yield part
+            del part
 
-    def cut(self, begin: int, most: int) -> int:
-        """Return where a batch ends that begins here: before the first document of which not all fits, or in it, if it
-        is the only one."""
-        if begin + most >= self.tokens:
-            return self.tokens
-        before = int(np.searchsorted(self.ends, begin + most, side="right"))
-        end = int(self.ends[before - 1]) if before else 0
-        return end if end > begin else begin + most
+    def _part(self, number: int) -> _Part:
+        hashes, lengths, offsets = (list[NDArray[Any]]() for _ in range(3))
+        low, high = self._bounds[number : number + 2]
+        is_last = number + 1 == len(self._ends)  # with the highest of all hashes
+        for piece in self._pieces():
+            chosen = np.flatnonzero((piece[0] >= low) & ((piece[0] < high) | is_last))
+            for arrays, values in zip((hashes, lengths, offsets), piece, strict=True):
+                arrays.append(values[chosen])
+        order = np.argsort(_join(hashes))
+        ends = _join(lengths)[order]
+        ends[:1] += self._ends[number - 1] if number else 0
+        np.cumsum(ends, out=ends)
+        return _Part(int(self._ends[number - 1]) if number else 0, ends, _join(offsets)[order])
 
-    def is_in_document(self, position: int) -> bool:
-        return 0 < position < self.tokens and int(self.ends[np.searchsorted(self.ends, position)]) != position
+    def _read(self, file: BinaryIO, size_bytes: int) -> bytes:
+        if len(data := file.read(size_bytes)) < size_bytes:
+            raise _changed(self._path, "The")
+        return data
+
+    def _read_rows(self, number: int, piles: PileSettings) -> tuple[NDArray[np.void], list[int]]:
+        """Return the pile's row of each block, and where in the list the first entry is."""
+        rows, positions, position = [], [], 0
+        with open_own(self._path, "rb") as file:
+            while position < piles.list_bytes:
+                file.seek(position + number * _ROW.itemsize)
+                (row,) = np.frombuffer(self._read(file, _ROW.itemsize), _ROW)
+                file.seek(position + (piles.count - 1) * _ROW.itemsize)
+                (last,) = np.frombuffer(self._read(file, _ROW.itemsize), _ROW)
+                position += piles.count * _ROW.itemsize
+                if not 0 <= row["begin"] <= row["end"] <= last["end"] <= piles.list_bytes:
+                    raise _changed(self._path, "The")
+                rows.append(row)
+                positions.append(position + ENTRY_BYTES * int(row["begin"]))
+                position += ENTRY_BYTES * int(last["end"])
+        return np.array(rows, _ROW), positions
+
+    def _pieces(self) -> Iterator[tuple[NDArray[np.uint64], Positions, Positions]]:
+        """Yield hash, tokens, and place in the file of each document, of some at a time."""
+        offset = 0
+        counts = (self._rows["end"] - self._rows["begin"]).tolist()
+        with open_own(self._path, "rb") as file:
+            for position, left, expected in zip(self._positions, counts, self._rows["crc"].tolist(), strict=True):
+                file.seek(position)
+                crc = 0
+                while left:
+                    data = self._read(file, ENTRY_BYTES * min(left, _PIECE_DOCUMENTS))
+                    crc, left = zlib.crc32(data, crc), left - len(data) // ENTRY_BYTES
+                    hashes, tokens = np.frombuffer(data, "<u8").reshape(-1, 2).T
+                    lengths = tokens.astype(np.int64)
+                    ends = np.cumsum(lengths) + offset
+                    yield hashes, lengths, ends - lengths
+                    offset = int(ends[-1])
+                if crc != expected:
+                    raise _changed(self._path, "The")
+
+
+def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return arrays as one, and let go of them."""
+    joined = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
+    arrays.clear()
+    return joined
 
 
 class PilesFormat(Format):
@@ -148,19 +219,23 @@ class PilesFormat(Format):
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         if not file.size_bytes:
             return
-        pile, piles = self._pile(file), self.settings.piles
+        piles, most = self.settings.piles, self.settings.batch_bytes
         assert piles is not None
-        width = piles.dtype.itemsize
-        self._check(file, pile, width)
-        while position < pile.tokens:
-            end = pile.cut(position, max(1, self.settings.batch_bytes // width))
-            starts, ends = pile.is_in_document(position), pile.is_in_document(end)
-            yield Batch(file.index, position, end, (end - position) * width, starts, ends)
-            position = end
+        width, path = piles.dtype.itemsize, Path(file.path)
+        pile = _Pile(list_path(path.parent), file.index, piles)
+        self._check(path, pile, width)
+        limits = max(1, most // width), max(1, most // ENTRY_BYTES)
+        for part in pile.parts(position):
+            while position < part.end:
+                end, is_mid, places, lengths = part.cut(position, *limits)
+                payload = SharedBytes(np.concatenate([[pile.tokens], places, lengths]).tobytes())
+                size_bytes = (end - position) * width + ENTRY_BYTES * len(places)
+                yield Batch(file.index, position, end, size_bytes, starts_mid_document, is_mid, payload=payload)
+                position, starts_mid_document = end, is_mid
 
-    def _check(self, file: InputFile, pile: _Pile, width: int) -> None:
+    def _check(self, path: Path, pile: _Pile, width: int) -> None:
         """Raise DamageError if a pile is not what was written. It is removed, so that the next run makes all again."""
-        path, done = Path(file.path), 0
+        done = 0
         for tokens, sha256 in pile.added:
             with output_errors(path):
                 found = digest_of(path, done * width, tokens * width).digest()
@@ -169,31 +244,13 @@ class PilesFormat(Format):
                 raise _changed(path, "It was removed: the")
             done = tokens
 
-    @cached_property
-    def _piles(self) -> dict[int, _Pile]:
-        return {}
-
-    def _pile(self, file: InputFile) -> _Pile:
-        """Return what is in a pile; that of the last few is kept."""
-        assert self.settings.piles is not None
-        if file.index not in self._piles:
-            while len(self._piles) >= _KEPT_PILES:
-                del self._piles[next(iter(self._piles))]
-            path = list_path(Path(file.path).parent)
-            self._piles[file.index] = _Pile(path, file.index, self.settings.piles)
-        return self._piles[file.index]
-
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
-        pile, piles = self._pile(file), self.settings.piles
+        path, piles = Path(file.path), self.settings.piles
         assert piles is not None
-        first, last = np.searchsorted(pile.ends, (batch.position, batch.end - 1), side="right").tolist()
-        chosen = slice(first, last + 1)
-        starts = pile.ends[chosen] - pile.lengths[chosen]
-        begins = np.maximum(batch.position - starts, 0)  # in its document
-        lengths = np.minimum(batch.end - starts, pile.lengths[chosen]) - begins
-        places = (pile.offsets[chosen] + begins) * piles.dtype.itemsize
-        path = Path(file.path)
-        tokens = _read_ranges(path, places, lengths * piles.dtype.itemsize).view(piles.dtype)
+        assert batch.payload is not None
+        numbers = np.frombuffer(batch.payload.read(), np.int64)
+        places, lengths = numbers[1:].reshape(2, -1)
+        tokens = _read_ranges(path, np.empty(batch.end - batch.position, piles.dtype), places, lengths)
         ends = np.cumsum(lengths)
         eots = ends - lengths if piles.eot_first else ends - 1
         if piles.eot_first and batch.starts_mid_document:
@@ -202,7 +259,7 @@ class PilesFormat(Format):
             eots = eots[:-1]
         if not np.array_equal(self.settings.vocabulary.find_eots(tokens), eots):
             raise _changed(path, "Remove it: the")
-        done = batch.end == pile.tokens
+        done = batch.end == numbers[0]
         end = Cursor(file.index + 1, 0) if done else Cursor(file.index, batch.end, 0, batch.ends_mid_document)
         yield TextChunk(
             TokenLists((tokens.astype(self.settings.vocabulary.dtype, copy=False), lengths), eots=eots),
@@ -225,16 +282,49 @@ def _changed(path: Path, what: str) -> DamageError:
     return DamageError(f"{path}: this file of the shuffle has changed since it was written.", hint)
 
 
-def _read_ranges(path: Path, places: Positions, sizes: Positions) -> NDArray[np.uint8]:
-    """Read ranges of bytes of a file, one after the other; DamageError if it is too short."""
-    data = np.empty(int(sizes.sum()), np.uint8)
-    view, position = data.data, 0
+def _read_ranges(path: Path, tokens: Tokens, places: Positions, lengths: Positions) -> Tokens:
+    """Read ranges of a file of tokens into `tokens`, one after the other; DamageError if the file is too short. Those
+    that are close to each other in the file are read together."""
+    order, width = np.argsort(places), tokens.itemsize
+    targets, begins, lengths = (np.cumsum(lengths) - lengths)[order], places[order], lengths[order]
+    ends, blocks = begins + lengths, begins * width // _READ_BYTES
+    apart = ((begins[1:] - ends[:-1]) * width > _GAP_BYTES) | (blocks[1:] != blocks[:-1])
+    firsts = np.concatenate([[0], np.flatnonzero(apart) + 1])  # of what is read at once
+    counts = np.diff(firsts, append=len(order))
+    starts = begins[firsts]
+    sizes = ends[firsts + counts - 1] - starts
+    before = np.cumsum(sizes) - sizes
+    begins += np.repeat(before - starts, counts)  # in all that is read
+    bounds = np.flatnonzero(np.diff(before * width // _READ_BYTES, prepend=-1, append=-1)).tolist()
     with output_errors(path), open_own(path, "rb", buffering=0) as file:
-        for place, size in zip(places.tolist(), sizes.tolist(), strict=True):
-            file.seek(place)
-            end = position + size
-            while position < end and (read := file.readinto(view[position:end])):  # type: ignore[attr-defined]
-                position += read
-            if position < end:
-                raise _changed(path, "The")
-    return data
+        for first, stop in pairwise(bounds):  # hold a block or two
+            held = np.empty(int(sizes[first:stop].sum()), tokens.dtype)
+            view, position = held.data.cast("B"), 0
+            runs = np.stack([starts[first:stop], sizes[first:stop]], 1) * width
+            for start, size in runs.tolist():
+                file.seek(start)
+                end = position + size
+                while position < end and (count := file.readinto(view[position:end])):  # type: ignore[attr-defined]
+                    position += count
+                if position < end:
+                    raise _changed(path, "The")
+            own = slice(int(firsts[first]), int(firsts[stop - 1] + counts[stop - 1]))
+            copy_ranges(held, begins[own] - before[first], lengths[own], tokens, targets[own])
+    return tokens
+
+
+def copy_ranges(source: Tokens, begins: Positions, lengths: Positions, target: Tokens, places: Positions) -> None:
+    """Copy ranges of an array to places in another one."""
+    read, write = source.data, target.data
+    long = lengths > _SHORT_TOKENS
+    for begin, length, place in zip(begins[long].tolist(), lengths[long].tolist(), places[long].tolist(), strict=True):
+        write[place : place + length] = read[begin : begin + length]
+    if long.any():
+        begins, lengths, places = begins[~long], lengths[~long], places[~long]
+    for first in range(0, len(lengths), _INDEXED_AT_ONCE):
+        own = slice(first, first + _INDEXED_AT_ONCE)
+        ends = np.cumsum(lengths[own])
+        starts, within = ends - lengths[own], np.arange(ends[-1])
+        target[np.repeat(places[own] - starts, lengths[own]) + within] = source[
+            np.repeat(begins[own] - starts, lengths[own]) + within
+        ]

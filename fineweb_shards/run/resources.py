@@ -26,7 +26,8 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 from fineweb_shards.writing.placement import shards_at_once
 
 # What a process may take. Measured: two workers, the parent and the text in flight peak at 470 to 620 MB from the disk,
-# at 810 MB from a hub (PSS).
+# at 810 MB from a hub (PSS). In the second pass of a shuffle the parent has lists of documents, PART_BYTES at the most
+# (formats/piles.py).
 WORKER_BYTES = 240 * 2**20
 PARENT_BYTES = 192 * 2**20
 # What a worker takes for each id beyond those of GPT-2. Measured: gigatoken and the reference together 500 to 800 bytes

@@ -25,7 +25,7 @@ import numpy as np
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
-from fineweb_shards.formats.piles import pile_name
+from fineweb_shards.formats.piles import copy_ranges, pile_name
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.stream.shuffle import MOST_PILES
@@ -157,24 +157,26 @@ class TokenWriter:
     def _divide(self, tokens: Tokens, placement: Placement) -> deque[tuple[str, int, memoryview]]:
         """Return what to write: file, first byte and data. Ranges that follow one another in a file are one."""
         path, offsets, ranges, piles = placement.path, placement.offsets, placement.ranges, placement.piles
-        first, last = int(ranges[0, 0]), int(ranges[-1, 1])
-        data = self._format.to_bytes(tokens[first:last])
-        spans = self._format.size_bytes(ranges - first)
+        begins, lengths = ranges[:, 0], ranges[:, 1] - ranges[:, 0]
         if piles is not None:
             order = np.argsort(piles, kind="stable")
-            offsets, spans, piles = offsets[order], spans[order], piles[order]
-        follows = offsets[1:] == (offsets + spans[:, 1] - spans[:, 0])[:-1]
+            offsets, begins, lengths, piles = offsets[order], begins[order], lengths[order], piles[order]
+        ends = np.cumsum(lengths)
+        if len(ranges) == 1:
+            joined = tokens[begins[0] : begins[0] + lengths[0]]
+        else:
+            joined = np.empty(int(ends[-1]), tokens.dtype)
+            copy_ranges(tokens, begins, lengths, joined, ends - lengths)
+        data, sizes = self._format.to_bytes(joined), self._format.size_bytes(lengths)
+        follows = offsets[1:] == (offsets + sizes)[:-1]
         if piles is not None:
             follows &= piles[1:] == piles[:-1]
         starts = np.concatenate([[0], np.flatnonzero(~follows) + 1])  # of what is written
-        parts = [data[begin:end] for begin, end in spans.tolist()]
-        groups = pairwise([*starts.tolist(), len(parts)])
-        joined = [
-            parts[start] if start + 1 == stop else memoryview(b"".join(parts[start:stop])) for start, stop in groups
-        ]
+        bounds = [*self._format.size_bytes((ends - lengths)[starts]).tolist(), len(data)]
+        parts = [data[begin:end] for begin, end in pairwise(bounds)]
         numbers = [] if piles is None else piles[starts].tolist()
         paths = [os.path.join(path, pile_name(number)) for number in numbers] or [path] * len(starts)
-        return deque(zip(paths, offsets[starts].tolist(), joined, strict=True))
+        return deque(zip(paths, offsets[starts].tolist(), parts, strict=True))
 
     def _write_all(self, writes: deque[tuple[str, int, memoryview]]) -> None:
         """Write these, each of which is taken away once it is written: what is left is tried again."""

@@ -21,6 +21,7 @@ import pytest
 
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.formats import jsonl
+from fineweb_shards.formats import piles as pile_format
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run import shuffle
@@ -137,11 +138,13 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_shuffles_are_the_reference_resumed_or_not(
     tmp_path: Path, tries: Tries, monkeypatch: pytest.MonkeyPatch, soak: bool
 ) -> None:
-    """Parts of any form, mixed or not, lengths, validation, limits, layouts and piles; the same from any record."""
+    """Parts of any form, mixed or not, lengths, validation, limits, layouts and piles, whose lists are read in parts of
+    any size; the same from any record."""
     for seed in tries(40, 200):
         chooser, folder = random.Random(seed), tmp_path / str(seed)
         one = Shuffle(seed, [*LAYOUTS] if soak else THREE_LAYOUTS)
         monkeypatch.setattr(shuffle, "choose_count", lambda _, count=one.piles: count)
+        monkeypatch.setattr(pile_format, "MOST_IN_PART", chooser.choice([9, 10**6]))
         settings, out = one.settings(folder), folder / "out"
         manifest = runs.build_inline(out, batch_bytes=chooser.choice([1024, 5000, 10**6]), **settings)
         assert runs.outputs_in(out) == one.expected(), seed
@@ -149,6 +152,7 @@ def test_random_shuffles_are_the_reference_resumed_or_not(
         assert not (out / ".fineweb-shards" / "piles").exists()
         if manifest.shards:
             runs.forget_after(out, chooser.randrange(len(manifest.shards)))
+            monkeypatch.setattr(pile_format, "MOST_IN_PART", chooser.choice([9, 10**6]))
             again = runs.build_inline(out, batch_bytes=chooser.choice([1024, 7000, 10**6]), **settings)
             assert runs.outputs_in(out) == one.expected(), seed
             assert again.totals == manifest.totals or one.limit is not None or one.mixed
