@@ -200,7 +200,7 @@ def test_the_next_step_reads_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert executor._refuse_large(batch) is None
     refused = executor._refuse_large(replace(batch, rows=None, size_bytes=50_000))
     assert refused is not None
-    assert refused.hint.startswith(f"{local}: from the disk it is read in slices. Or give more memory")
+    assert refused.hint.startswith(f"{local}: a local file is read in slices. Or give more memory")
     hub = HubRef("a/b", "", "", "0" * 40, str(tmp_path), keep_downloads=True)
     reader = ParquetFormat(source.settings, HubOnDiskPlace(hub))
     sliced = list(reader.batches(replace(file, place=HUB_ON_DISK), 0, False))
