@@ -103,16 +103,19 @@ class InProcessPlane(DataPlane):
 
     def seal(self, work: Segment | PileWork) -> Future[str]:
         settings = self._format, self._store, self._max_wait_seconds
-        return in_background(partial(seal, Observer(), work, *settings))
+        return self._start(partial(seal, Observer(), work, *settings))
 
     def write_sidecars(self, file: FinishedFile) -> Future[None]:
-        return in_background(partial(write_sidecars, Observer(), file))
+        return self._start(partial(write_sidecars, Observer(), file))
 
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
         return future.result(longest_seconds)
 
     def close(self) -> None:
         self._writer.close()
+
+    def _start(self, call: Callable[[], Result]) -> Future[Result]:
+        return in_background(call)
 
 
 def write_at_once(writer: TokenWriter, tokens: Tokens, placements: Sequence[Placement]) -> list[Future[None]]:

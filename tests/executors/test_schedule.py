@@ -451,7 +451,7 @@ def test_a_batch_that_gives_other_tokens_ends_the_run() -> None:
     schedule.place(kept_of(block), placements("x"))
     schedule.remove_worker("a")
     schedule.give_next("b")
-    with pytest.raises(WorkerError, match="gave 5 tokens when it was encoded again, and 4 before"):
+    with pytest.raises(WorkerError, match="gave 5 tokens when it was encoded again, but 4 before"):
         schedule.receive_block("b", 0, kept(0, length=5))
 
 
@@ -464,7 +464,7 @@ def test_workers_that_keep_dying_with_tokens_end_the_run() -> None:
         schedule.finish("a")
         if number < MAXIMUM_LOSSES - 1:
             assert not schedule.note_death("a", KILL)
-    with pytest.raises(WorkerError, match=f"{MAXIMUM_LOSSES} workers died before they had written"):
+    with pytest.raises(WorkerError, match=f"{MAXIMUM_LOSSES} workers died before they could write"):
         schedule.note_death("a", KILL)
 
 
