@@ -263,7 +263,7 @@ def test_another_build_in_the_folder_is_noticed(rehearse: Callable[[str], Rehear
 def test_what_cannot_be_followed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of files, a folder that does not exist, or one in which nobody begins a build."""
     monkeypatch.setattr(shards_module, "Clock", FakeClock)
-    with pytest.raises(InputError, match="no build has begun here for 10 min"):
+    with pytest.raises(InputError, match="no build was started here within 10 min"):
         ShardLoader(tmp_path, batch_size=1, seq_len=1, follow=True).next_batch()
     with pytest.raises(ValueError, match="needs a folder"):
         ShardLoader([tmp_path / "a.npy"], batch_size=1, seq_len=1, follow=True)
