@@ -101,7 +101,7 @@ class LockedError(ShardError):
 
 class DamageError(ShardError):
     exit_code = 7
-    hint = "Delete the files named above and run the same build again; it makes them anew."
+    hint = "Delete the files named above and run the same build again, which remakes them."
 
 
 class ExactnessError(ShardError):

@@ -92,9 +92,7 @@ class Batch:
     separator: str = ""  # in text: the detected document separator, if none was given
     columns: tuple[str, ...] = ()  # in CSV: the column names, which only the file's first line has
     payload: Payload | None = None
-    is_kept: bool | None = (
-        None  # in text: whether --sample keeps the last document, if only a part of it is here
-    )
+    is_kept: bool | None = None  # in text: whether --sample keeps the last document, if only a part of it is here
     broken_off: bool = False  # a damaged stream ends here: the last document is incomplete
     problem: str | None = None  # why this range is left out or, if the range is empty, the rest of the file
     # The temporary address of a file on the hub. It contains a signature, which must not get into a log.

@@ -176,7 +176,8 @@ def _encode_chunk(
     if isinstance(encoder, TokenJoiner):  # no document can crash it
         return encoder.join(chunk)
     name = source.file_of(order.batch).name
-    if not order.one_by_one and not holds_any(chunk, order.skip_digests):
+    skips = order.skip_digests and not order.skip_digests.isdisjoint(map(digest_of, chunk.texts.iter_views()))
+    if not (order.one_by_one or skips):
         with contextlib.suppress(UnencodableError):  # encoding one by one will find the document
             return encoder.encode(chunk, name)
     batch_bytes = source.of(order.batch).settings.batch_bytes
@@ -223,10 +224,6 @@ class Prefetcher:
 def digest_of(document: bytes | memoryview) -> str:
     """Return the SHA-256 of a document's text, which identifies a quarantined document."""
     return hashlib.sha256(document).hexdigest()
-
-
-def holds_any(chunk: TextChunk, digests: frozenset[str]) -> bool:
-    return bool(digests) and not digests.isdisjoint(map(digest_of, chunk.texts.iter_views()))
 
 
 def encode_one_by_one(

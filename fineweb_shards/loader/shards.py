@@ -142,7 +142,7 @@ def open_shards(
     found = [_with_vocabulary(shard, settings.eot) for shard in found]
     first, vocabulary = found[0].file, with_eot(GPT2, settings.eot)
     is_recorded = settings.eot is None and vocabulary_beside(first)
-    if not is_recorded and not first.contains_eot(vocabulary):
+    if not is_recorded and not any(map(vocabulary.count_eots, first.blocks())):
         raise InputError(
             f"{first.address}: it has no token {vocabulary.eot}, which should separate documents.",
             "Name the separating token with eot=.",

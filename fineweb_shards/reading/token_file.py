@@ -149,10 +149,6 @@ class TokenFile:
         except OSError as error:
             raise _refused(self.address, error.strerror or str(error)) from error
 
-    def contains_eot(self, vocabulary: Vocabulary) -> bool:
-        """Return whether it has any EOT."""
-        return any(vocabulary.count_eots(block) for block in self.blocks())
-
     def ends_mid_document(self, vocabulary: Vocabulary) -> bool:
         """Return whether its last document continues in the next file, where EOT comes after documents."""
         begin = max(self.header_bytes, self.end_bytes - self.dtype.itemsize)

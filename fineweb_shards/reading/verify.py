@@ -40,7 +40,7 @@ from fineweb_shards.store.store import FoundFile, Store
 from fineweb_shards.stream.section import NO_POSITIONS, Span, join_spans
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.background import in_background, map_in_background
-from fineweb_shards.system.durable import output_error
+from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.system.own_files import open_own
 from fineweb_shards.types import SPLITS, ShardRecord, Split
@@ -335,10 +335,8 @@ def _check_ahead(
     found = store.find(file.name)
     damage = check_segment(store, shard_format, file, found, record, sealed=copy is not None)
     if copy is not None and not damage:
-        try:
+        with output_errors(copy):
             fetch_range(store, record.name, record.offset, record.offset + record.bytes, copy)
-        except OSError as error:
-            raise output_error(copy, error) from error
         with copy.open("rb") as data:
             damage = _check_tokens(shard_format, record, data, begin=record.offset)
     if damage:

@@ -140,10 +140,6 @@ class Manifest:
         return [file for part in self.parts for file in part.files]
 
     @property
-    def has_epochs(self) -> bool:
-        return any(part.epochs > 1 for part in self.parts)
-
-    @property
     def layout(self) -> Layout:
         return get_layout(self.settings["layout"])
 
@@ -215,7 +211,7 @@ class Manifest:
         """The format version to save it in."""
         if self.is_shuffled:
             return _SHUFFLE_FORMAT
-        return _MIX_FORMAT if self.mix or self.has_epochs else FORMAT_VERSION
+        return _MIX_FORMAT if self.mix or any(part.epochs > 1 for part in self.parts) else FORMAT_VERSION
 
     def append(self, *records: ShardRecord) -> Manifest:
         """Return a manifest with the records of one more checkpoint, which share an end."""
@@ -281,8 +277,8 @@ def parse_manifest(data: bytes, folder: Path, location: str = "") -> Manifest:
     except ValueError as error:
         raise DamageError(
             f"{path}: the manifest is damaged: {error}.",
-            "Restore it from a copy, or choose another --out. Nothing here was touched: only the "
-            "manifest says which files --fresh may delete.",
+            "Restore it from a copy, or choose another --out. Nothing here was touched, because only the "
+            "manifest lists the files that --fresh may delete.",
         ) from error
 
 

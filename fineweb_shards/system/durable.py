@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
-from fineweb_shards.system.own_files import (
-    WORK_FOLDER,
-    ForeignFileError,
-    claim_folder,
-    open_own,
-    refuse_other_kinds,
-)
+from fineweb_shards.system.own_files import WORK_FOLDER, ForeignFileError, claim_folder, open_own, refuse_other_kinds
 
 try:
     import fcntl
@@ -83,14 +77,12 @@ def publish(temporary: Path, final: Path) -> None:
 def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
     """Replace the content of `path` with `data`, durably and atomically."""
     temporary = temporary_folder / f"{path.name}.tmp"
-    try:
+    with output_errors(path):
         with open_own(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         publish(temporary, path)
-    except OSError as error:
-        raise output_error(path, error) from error
 
 
 def write_quickly(path: Path, data: bytes) -> None:

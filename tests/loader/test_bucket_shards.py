@@ -333,7 +333,7 @@ def test_files_in_a_list(url: str, bucket_url: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no manifest of a build has its hash"):
         loader_of(f"{bucket_url}/theirs", tmp_path)
     assert epoch_rows(loader_of(url, tmp_path)) == rows  # as if a build were about to record it
-    with pytest.raises(InputError, match=r"with a seed all of its 4,000 bytes are read in any order"):
+    with pytest.raises(InputError, match=r"with a seed all of its 4,000 bytes are read in random order"):
         loader_of(url, tmp_path / "other", seed=1, cache_bytes=1000)
 
 

@@ -5,7 +5,7 @@ log, and the signal handlers stay ours.
 
 Nor may a run change how Ray behaves later. A cluster started here uses Ray's token authentication with a token known
 only to its own processes. Left alone, Ray would save a token as `~/.ray/auth_token`, and once that file exists `ray
-start --head` demands a token from everybody.
+start --head` demands a token from all users.
 """
 
 from __future__ import annotations
