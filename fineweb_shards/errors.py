@@ -91,7 +91,7 @@ class OutOfNumbersError(OutputError):
 
 
 class DiskFullError(OutputError):
-    hint = "Free some space and run the same command again; every finished shard is kept."
+    hint = "Free some space and rerun the same command; every finished shard is kept."
 
 
 class LockedError(ShardError):
@@ -101,7 +101,7 @@ class LockedError(ShardError):
 
 class DamageError(ShardError):
     exit_code = 7
-    hint = "Delete the files named above and run the same build again, which remakes them."
+    hint = "Delete the files named above and rerun the same build, which remakes them."
 
 
 class ExactnessError(ShardError):
@@ -111,17 +111,17 @@ class ExactnessError(ShardError):
 
 class WorkerError(ShardError):
     exit_code = 9
-    hint = "Everything finished is kept; the same command tries again. See --max-memory and --workers."
+    hint = "Everything finished is kept; rerun the same command to resume. See --max-memory and --workers."
 
 
 class NetworkError(ShardError):
     exit_code = 10
-    hint = "Everything finished is kept; run the same command again when the network is back."
+    hint = "Everything finished is kept; rerun the same command when the network is back."
 
 
 class QuarantineError(ShardError):
     exit_code = 11
-    hint = "The shards can be used. The list says why; please report documents that crash an engine."
+    hint = "The shards are usable. The list gives the reasons; please report documents that crash an engine."
 
 
 class NoMatch(ShardError):  # noqa: N818 - not an error, but scripts need the exit code

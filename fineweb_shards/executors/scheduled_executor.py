@@ -312,7 +312,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         return InputError(
             f"{file.path}: {what} {batch.position:,} has {show_bytes(batch.size_bytes)} of text. In a mix it has to "
             f"wait for the other parts, and the memory has room for {show_bytes(room)} of text in flight.",
-            f"{hint} The same command resumes.",
+            f"{hint} Rerun the same command to resume.",
         )
 
 

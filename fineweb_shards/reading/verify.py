@@ -87,8 +87,8 @@ def check_folder(
         hint = "Move the files named above away, or delete them."
         if damaged:
             hint = (
-                "Move files that are not in the manifest away, or delete them. Delete the damaged files and run the "
-                "same build again, which remakes them."
+                "Move files that are not in the manifest away, or delete them. Delete the damaged files and rerun the "
+                "same build, which remakes them."
             )
     if not alone and store.is_locked():
         hint = "A build is running here: stop it, or wait for its end, and verify again."

@@ -293,7 +293,7 @@ def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manife
         )
     recorded = data.pop("checksum", None)  # early manifests have none
     if recorded is not None and recorded != hashlib.sha256(canonical_json(data)).hexdigest():
-        raise ValueError("its checksum does not fit; it was changed after it was written")
+        raise ValueError("its checksum does not match; it was changed after it was written")
     if found == 2:
         data = _with_new_names(data)
     if found < 4:
@@ -318,7 +318,7 @@ def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manife
     _check(manifest)
     wanted = manifest.shard_format.dtype.name
     if "vocabulary" in data and (dtype := get(data["vocabulary"], "dtype", str)) != wanted:
-        raise ValueError(f"its tokens are {dtype!r:.40}, where they should be {wanted}")
+        raise ValueError(f"its tokens are {dtype!r:.40}, but should be {wanted}")
     return manifest
 
 

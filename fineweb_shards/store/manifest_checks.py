@@ -68,7 +68,7 @@ def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_fo
     for record in records:
         before, name = done[record.split], numbering.name(record.split, done)
         if record.name != name:
-            raise ValueError(f"it names {record.name!r:.80} where it should name {name}")
+            raise ValueError(f"it names {record.name!r:.80} but should name {name}")
         if not 1 <= record.tokens <= numbering.shard_tokens - before % numbering.shard_tokens:
             raise ValueError(f"{name}: {record.tokens:,} tokens do not fit into it")
         begin = numbering.begin(before)
@@ -83,13 +83,13 @@ def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_fo
         if not 0 <= record.documents <= record.tokens:
             raise ValueError(f"{name}: {record.documents:,} documents in {record.tokens:,} tokens")
         if not _SHA256.fullmatch(record.sha256):
-            raise ValueError(f"{name}: {record.sha256!r:.80} is no SHA-256")
+            raise ValueError(f"{name}: {record.sha256!r:.80} is not a SHA-256")
         if min(_get_counts(record.counts)) < 0:
             raise ValueError(f"{name}: a count is negative")
         done[record.split] += record.tokens
     val, limit = done["val"], numbering.split_rule.val_tokens
     if limit and (val > limit or (done["train"] and val < limit)):
-        raise ValueError(f"there are {val:,} tokens for validation, where there should be {limit:,}")
+        raise ValueError(f"there are {val:,} tokens for validation, but should be {limit:,}")
 
 
 def check_cursors(ends: Sequence[Cursors], files: Sequence[int]) -> None:
@@ -129,7 +129,7 @@ def check_piles(piles: PileState, files: Sequence[int], mixed: int) -> None:
     if not 0 <= piles.open_pile <= piles.count or piles.open_tokens > piles.tokens[piles.open_pile]:
         raise ValueError(f"the last document is not in pile {piles.open_pile}")
     if piles.list_sha256 and not _SHA256.fullmatch(piles.list_sha256):
-        raise ValueError(f"{piles.list_sha256!r:.80} is no SHA-256")
+        raise ValueError(f"{piles.list_sha256!r:.80} is not a SHA-256")
 
 
 def check_quarantined(documents: Sequence[Quarantined], files: Sequence[int]) -> None:

@@ -81,8 +81,8 @@ def missing_manifest_error(store: Store) -> OutputError:
         what = "this is a file, not a folder" if folder.exists() else missing
         hint = "Name the folder that was the --out of a `build`."
     elif work.is_dir() and (not store.is_remote or any(work.iterdir())):
-        what = f"nothing is built here yet: no run has come as far as its first {FILE_NAME}"
-        hint = "Run the build command again, or wait if it was started a moment ago."
+        what = f"nothing is built here yet: no run has saved its first {FILE_NAME}"
+        hint = "Rerun the build command, or wait if it was started a moment ago."
     elif any(name != WORK_FOLDER for name in store.list_names()):
         what += " among its files"
         hint = "Name the folder that was the --out of a build, not its input."

@@ -219,7 +219,7 @@ def seal_segment(
         if damage:
             raise DamageError(
                 f"{segment.name}: {damage}, when it was read back after writing.",
-                "Memory or disk may be faulty. Everything finished is kept; the same command makes it again.",
+                "Memory or disk may be faulty. Everything finished is kept; rerun the same command to make it again.",
             )
         store.add_segment(segment, observer)
     return contents.sha256

@@ -85,7 +85,7 @@ def make(kind: type[Made], value: Any) -> Made:
 def check_moment(seconds: float) -> None:
     """Raise ValueError for seconds since 1970 that can't be shown as a date."""
     if not 0 <= seconds <= 253_402_300_799:  # the end of the year 9999
-        raise ValueError(f"{seconds} is no date")
+        raise ValueError(f"{seconds} is not a date")
 
 
 def _refuse_constant(name: str) -> float:

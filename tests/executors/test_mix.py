@@ -177,7 +177,7 @@ def test_a_batch_that_would_wait_for_itself_is_refused(tmp_path: Path, monkeypat
         f"{path}: row group 0 has 50.1 kB of text. In a mix it has to wait for the other parts, and the memory "
         "has room for 6.0 kB of text in flight."
     )
-    assert refused.value.hint == "Give more memory with --max-memory. The same command resumes."
+    assert refused.value.hint == "Give more memory with --max-memory. Rerun the same command to resume."
     build(tmp_path / "out", parts, "all-exhausted", window=60_000)
     plain = tuple({"input": part["input"]} for part in parts)
     build(tmp_path / "plain", plain, None)

@@ -101,7 +101,7 @@ def test_a_file_that_does_not_belong_there_is_not_called_damaged(out: Path) -> N
     done = inline.run_command("verify", out)
     assert "1 damaged file and 1 file that does not belong there." in done.stderr
     assert "Move files that are not in the manifest away" in done.stderr
-    assert "same build again, which remakes them" in done.stderr
+    assert "same build, which remakes them" in done.stderr
 
 
 def test_a_finished_build_warns_of_files_that_do_not_belong_there(out: Path, made: Path) -> None:
