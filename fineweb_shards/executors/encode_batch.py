@@ -34,16 +34,7 @@ from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, UnencodableE
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.trial import GPT2_SHA256, check_engine
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
-from fineweb_shards.types import (
-    Batch,
-    Counts,
-    EncodedBlock,
-    HeldTokens,
-    Quarantined,
-    TextChunk,
-    Tokens,
-    find_origin,
-)
+from fineweb_shards.types import Batch, Counts, EncodedBlock, HeldTokens, Quarantined, TextChunk, Tokens, find_origin
 from fineweb_shards.vocabulary import Vocabulary
 
 # After this many documents of a batch crash the first engine, the other one encodes the rest.

@@ -24,14 +24,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors.messages import (
-    FileOrder,
-    FileResult,
-    FileWork,
-    WorkOrder,
-    WriteOrder,
-    describe_work,
-)
+from fineweb_shards.executors.messages import FileOrder, FileResult, FileWork, WorkOrder, WriteOrder, describe_work
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Quarantined
 
 MAXIMUM_DEATHS = 3  # of workers on one batch, before its documents are encoded one by one

@@ -34,7 +34,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not valid UTF-8 at byte {error.start:,}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no valid JSON: {error}") from None
+        raise ValueError(f"it is not valid JSON: {error}") from None
 
 
 def expect(name: str, value: Any, kind: type[Made]) -> Made:

@@ -20,13 +20,7 @@ from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event
 from fineweb_shards.executors import messages
 from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
-from fineweb_shards.executors.messages import (
-    FileOrder,
-    Message,
-    WorkerObserver,
-    WorkOrder,
-    WriteOrder,
-)
+from fineweb_shards.executors.messages import FileOrder, Message, WorkerObserver, WorkOrder, WriteOrder
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import Quarantined, Tokens

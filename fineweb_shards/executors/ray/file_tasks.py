@@ -25,14 +25,7 @@ from functools import partial
 from typing import Any
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.messages import (
-    FileOrder,
-    FileResult,
-    FileWork,
-    StoredTokens,
-    WorkOrder,
-    describe_work,
-)
+from fineweb_shards.executors.messages import FileOrder, FileResult, FileWork, StoredTokens, WorkOrder, describe_work
 from fineweb_shards.executors.ray.cluster import explain_failure, load_ray
 from fineweb_shards.executors.ray.worker import FileProcess
 from fineweb_shards.executors.scheduled_executor import Waits
