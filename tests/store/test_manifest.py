@@ -210,7 +210,7 @@ def test_an_edited_manifest_is_told(folder: Path) -> None:
         ("offset", 1, "begins at 1, should begin at 128"),
         ("documents", -1, "-1 documents"),
         ("documents", 11, "11 documents"),
-        ("sha256", "AB" * 32, "no SHA-256"),
+        ("sha256", "AB" * 32, "not a SHA-256"),
         ("split", "train", "should name edufineweb_train_000001"),
         ("name", "edufineweb_val_000001.npy", "should name edufineweb_val_000000"),
         ("end", (Cursor(0, -1),), "outside the input"),
