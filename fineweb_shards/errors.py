@@ -1,14 +1,14 @@
-"""All errors that are shown to a user: each with its exit code and a hint at the next step.
+"""All errors shown to a user, with their exit codes and hints at the next step.
 
     ShardError                      1   something this program did not expect
     ├── NoMatch                     1   `inspect --grep` found nothing; grep ends with 1, too
     ├── UsageError                  2   a flag or a config key is wrong
-    │   └── NoTrainingError         2   all of the input would be for validation, and nobody asked for that
-    ├── InputError                  3   an input is missing, can't be read or holds no document
+    │   └── NoTrainingError         2   all of the input would be for validation, which was not requested
+    ├── InputError                  3   an input is missing, can't be read or contains no document
     │   ├── BadFileError            3   one file, or a part of it, is damaged (see --on-bad-file)
     │   └── HubError                3   the hub refuses: no such dataset, config, split or file, or no access;
     │                                   no retry would change that
-    ├── ChangedError                4   the source or a setting is not what the manifest says
+    ├── ChangedError                4   the source or a setting differs from the manifest
     ├── OutputError                 5   the output folder can't be written
     │   ├── OutOfNumbersError       5   a shard's number needs more digits than those of its folder have
     │   └── DiskFullError           5   no space is left for the shard being written
@@ -21,8 +21,8 @@
     └── ReaderGone                141   standard output was closed, in a subcommand that only prints
     Interrupted                   130   Ctrl-C (143 for SIGTERM, 129 for a closed terminal); a BaseException
 
-A user sees `message`, then `hint`, by default that of the class. A traceback is only shown for other exceptions: those
-are bugs.
+The user sees `message`, then `hint`, which defaults to that of the class. Only other exceptions, which are bugs, show a
+traceback.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from collections.abc import Iterable, Iterator
 
 
 class ShardError(Exception):
-    """Base of all errors that are shown as a sentence instead of a traceback."""
+    """Base of all errors shown as a sentence instead of a traceback."""
 
     exit_code = 1
     hint = "This should not happen; please report it with the log in .fineweb-shards/."
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message, hint)  # both, so that unpickling in another process restores both
+        super().__init__(message, hint)  # so that unpickling in another process restores both
         self.message = message
         if hint is not None:
             self.hint = hint
@@ -55,8 +55,8 @@ class UsageError(ShardError):
 
 
 class NoTrainingError(UsageError):
-    """All of the input would be for validation, and nobody asked for that; `flags` added to the same command leave
-    something to train on."""
+    """All of the input would be for validation, which was not requested; adding `flags` to the same command leaves
+    some for training."""
 
     def __init__(self, message: str, flags: str) -> None:
         super().__init__(message, flags)
@@ -87,11 +87,11 @@ class OutputError(ShardError):
 
 
 class OutOfNumbersError(OutputError):
-    """Unlike after another OutputError, what is written by then can still be recorded (writing/placement.py)."""
+    """Unlike after other OutputErrors, finished work can still be recorded (writing/placement.py)."""
 
 
 class DiskFullError(OutputError):
-    hint = "Free some space and run the same command again; every finished shard is kept."
+    hint = "Free some space and rerun the same command; every finished shard is kept."
 
 
 class LockedError(ShardError):
@@ -101,7 +101,7 @@ class LockedError(ShardError):
 
 class DamageError(ShardError):
     exit_code = 7
-    hint = "Delete the files named above and run the same build again; it makes them anew."
+    hint = "Delete the files named above and rerun the same build, which remakes them."
 
 
 class ExactnessError(ShardError):
@@ -111,28 +111,28 @@ class ExactnessError(ShardError):
 
 class WorkerError(ShardError):
     exit_code = 9
-    hint = "Everything finished is kept; the same command tries again. See --max-memory and --workers."
+    hint = "Everything finished is kept; rerun the same command to resume. See --max-memory and --workers."
 
 
 class NetworkError(ShardError):
     exit_code = 10
-    hint = "Everything finished is kept; run the same command again when the network is back."
+    hint = "Everything finished is kept; rerun the same command when the network is back."
 
 
 class QuarantineError(ShardError):
     exit_code = 11
-    hint = "The shards can be used. The list says why; please report documents that crash an engine."
+    hint = "The shards are usable. The list gives the reasons; please report documents that crash an engine."
 
 
 class NoMatch(ShardError):  # noqa: N818 - not an error, but scripts need the exit code
-    """As with grep, only the exit code says that nothing was found."""
+    """As with grep, only the exit code tells that nothing was found."""
 
     def __init__(self) -> None:
         super().__init__("", "")
 
 
 class ReaderGone(ShardError):  # noqa: N818 - not an error: `fineweb-shards status | head -1`
-    """As in any pipe, only the exit code says that the reader has closed it."""
+    """As in any pipe, only the exit code tells that the reader has closed it."""
 
     exit_code = 141
 
@@ -143,8 +143,8 @@ class ReaderGone(ShardError):  # noqa: N818 - not an error: `fineweb-shards stat
 class Interrupted(BaseException):
     """The run was stopped by Ctrl-C, SIGTERM or SIGHUP.
 
-    Raised by a signal handler, so at any place: a BaseException like KeyboardInterrupt, because libraries take any
-    Exception for an error of their own (`Thread.start` answers with a KeyError).
+    A signal handler raises it anywhere. Like KeyboardInterrupt it is a BaseException, because libraries mistake any
+    Exception for an error of their own (`Thread.start` turns it into a KeyError).
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -158,7 +158,7 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def concerning(what: str) -> Iterator[None]:
-    """Put what an error is about in front of its message."""
+    """Prefix the message of an error with its subject."""
     try:
         yield
     except ShardError as error:
@@ -169,19 +169,19 @@ def concerning(what: str) -> Iterator[None]:
 
 
 def exit_code_of(error: BaseException | None) -> int:
-    """Return the exit code of a run that ends with this; None: it is complete."""
+    """Return the exit code of a run that ends with this error; None: it is complete."""
     if isinstance(error, MemoryError):
         return WorkerError.exit_code
     return error.exit_code if isinstance(error, (ShardError, Interrupted)) else int(error is not None)
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an unexpected exception with its traceback, for an error's message."""
+    """Return an unexpected exception and its traceback as text."""
     return f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error)).rstrip()
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to `word`, ignoring case; None if none is similar."""
+    """Return the known name most similar to `word`, ignoring case; None if none is similar."""
     names = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.7)
     return names[found[0]] if found else None

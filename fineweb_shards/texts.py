@@ -1,8 +1,7 @@
-"""Hold many documents: their texts as valid UTF-8, in the buffers that they were read into, or their ids.
+"""Hold many documents: their texts as valid UTF-8, in the buffers they were read into, or their token ids.
 
-Between the file and an engine that takes bytes no `str` is made. What needs one (tiktoken, fastokens, the sample,
-messages) asks for it, a document at a time. Documents that need no encoding, because their source gives ids and not
-text, are `TokenLists`.
+No `str` is made between a file and an engine that takes bytes. Users of `str` (tiktoken, fastokens, the sample,
+messages) ask for one document at a time. Documents that their source provides as ids are `TokenLists`.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class Texts:
 
     @classmethod
     def from_strings(cls, strings: Iterable[str]) -> Texts:
-        """Hold strings as UTF-8; a lone surrogate becomes U+FFFD, as in tiktoken."""
+        """Convert strings to UTF-8; a lone surrogate becomes U+FFFD, as in tiktoken."""
         return cls.from_pieces([encode_utf8(string) for string in strings])
 
     @classmethod
     def from_pieces(cls, pieces: list[bytes]) -> Texts:
-        """Join pieces of valid UTF-8, each a text, into one buffer."""
+        """Join texts of valid UTF-8 into one buffer."""
         boundaries = np.zeros(len(pieces) + 1, np.int64)
         np.cumsum([len(piece) for piece in pieces], out=boundaries[1:])
         return cls(TextBuffer(b"".join(pieces), boundaries[:-1], boundaries[1:]))
@@ -66,16 +65,16 @@ class Texts:
             if 0 <= i < len(buffer.starts):
                 return Texts(TextBuffer(buffer.data, buffer.starts[i : i + 1], buffer.ends[i : i + 1]))
             i -= len(buffer.starts)
-        raise IndexError("there is no text of this number")
+        raise IndexError("no text has this number")
 
     def take(self, kept: NDArray[np.bool_]) -> Texts:
-        """Return some of the texts, without copying them."""
+        """Return the texts selected by `kept`, without copying them."""
         ends = np.cumsum([len(buffer.starts) for buffer in self.buffers])
         pairs = zip(self.buffers, np.split(kept, ends[:-1]), strict=True) if self.buffers else ()
         return Texts(*(TextBuffer(buffer.data, buffer.starts[own], buffer.ends[own]) for buffer, own in pairs))
 
     def parts(self, part_bytes: int) -> Iterator[list[str]]:
-        """Yield the texts in lists of at least `part_bytes`, in order; the last may be shorter."""
+        """Yield the texts in lists of at least `part_bytes`; the last may be shorter."""
         held: list[str] = []
         held_bytes = 0
         for data in self.iter_bytes():
@@ -88,7 +87,7 @@ class Texts:
             yield held
 
     def iter_views(self) -> Iterator[memoryview]:
-        """Yield each text as a part of its buffer, not copied."""
+        """Yield each text as a view of its buffer, without copying."""
         for buffer in self.buffers:
             data = memoryview(buffer.data)
             for start, end in zip(buffer.starts.tolist(), buffer.ends.tolist(), strict=True):
@@ -100,7 +99,7 @@ class Texts:
 
     @property
     def size_bytes(self) -> int:
-        """The length of all texts together."""
+        """The total length of all texts."""
         return sum(int((buffer.ends - buffer.starts).sum()) for buffer in self.buffers)
 
     @property
@@ -126,11 +125,11 @@ def encode_utf8(text: str) -> bytes:
 
 
 class TokenLists:
-    """A sequence of documents: the ids of all of them, one after the other, and how many each has.
+    """A sequence of documents: all their ids, concatenated, and the length of each.
 
-    The ids are checked, as wide as their vocabulary makes them, and none of them is an EOT. They are kept in the parts
-    in which they were read, so that adding more does not copy them. Only documents from a file that this program has
-    written have their EOTs already, at the positions `eots`.
+    The ids are checked, of the vocabulary's width, and contain no EOT. They stay in the parts in which they were read,
+    so that adding more does not copy them. Only documents from files written by this program already have EOTs, at the
+    positions `eots`.
     """
 
     __slots__ = ("_count", "_parts", "eots")
@@ -152,7 +151,7 @@ class TokenLists:
             yield from (ids[start:end] for start, end in zip([0, *ends], ends, strict=False))
 
     def take(self, kept: NDArray[np.bool_]) -> TokenLists:
-        """Return some of the documents."""
+        """Return the documents selected by `kept`."""
         parts, first = [], 0
         for ids, lengths in self._parts:
             own = kept[first : first + len(lengths)]
@@ -162,7 +161,7 @@ class TokenLists:
 
     @property
     def ids(self) -> Ids:
-        """The ids of all documents; there must be one."""
+        """The ids of all documents; there must be at least one document."""
         return np.concatenate([ids for ids, _ in self._parts])
 
     @property
@@ -172,5 +171,5 @@ class TokenLists:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all ids together."""
+        """The total size of all ids."""
         return sum(ids.nbytes for ids, _ in self._parts)

@@ -1,4 +1,4 @@
-"""A torch dataset over ShardLoader's batches, divided among the ranks of a training and DataLoader workers.
+"""A torch dataset over ShardLoader's batches, divided among the ranks of a training run and DataLoader workers.
 
     from torch.utils.data import DataLoader
     from fineweb_shards.torch_dataset import ShardDataset
@@ -10,10 +10,10 @@
         for x, y in loader:               # (64, 1024) each, the same order for any number of workers
             ...
 
-The dataset gives whole batches, hence `batch_size=None`. A pass over it is one epoch, of the same length on every rank.
-To resume in the middle of one: torchdata's StatefulDataLoader in place of DataLoader, or `dataset.set_epoch(epoch,
+The dataset yields whole batches, hence `batch_size=None`. A pass over it is one epoch, of the same length on every
+rank. To resume within an epoch, use torchdata's StatefulDataLoader in place of DataLoader, or `dataset.set_epoch(epoch,
 batches)` with the number of batches already taken. The settings are those of ShardLoader; with `follow=True` every
-worker waits for the build by itself, and the first pass ends when the build is complete.
+worker waits for the build separately, and the first pass ends when the build is complete.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TensorBatch(NamedTuple):
 
 def _refuse_to_collate(batches: object, *, collate_fn_map: object = None) -> NoReturn:
     raise TypeError(
-        "a ShardDataset gives whole batches, of which the DataLoader would make batches again: "
+        "a ShardDataset yields whole batches, which the DataLoader would batch again: "
         "write DataLoader(dataset, batch_size=None), and the size in ShardDataset(…, batch_size=…)"
     )
 
@@ -61,7 +61,7 @@ class ShardDataset(IterableDataset):
         world_size: int | None = None,
         **settings: Any,
     ) -> None:
-        """`settings` are the others of ShardLoader, `batch_size` and `seq_len` among them."""
+        """`settings` are the other arguments of ShardLoader, such as `batch_size` and `seq_len`."""
         world_size = renamed_argument("ranks", settings.pop("ranks", None), world_size)
         if (rank is None) != (world_size is None):
             raise ValueError("pass both rank and world_size, or neither")
@@ -70,25 +70,22 @@ class ShardDataset(IterableDataset):
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self._loader = ShardLoader(shards, split, rank=rank, world_size=world_size, framework="torch", **settings)
-        # Epoch and batch. In shared memory, because persistent workers are started only once and still must see the
-        # next epoch.
+        # Epoch and batch, in shared memory, because persistent workers start only once but must see the next epoch.
         self._position = torch.zeros(2, dtype=torch.int64).share_memory_()
-        # The same for a state that was loaded, and where the next batch is once a pass has begun; of this process
-        # alone, because each of a DataLoader's workers has its own.
+        # The same of a loaded state, and of the next batch once a pass has begun. Each DataLoader worker has its own.
         self._loaded: tuple[int, int] | None = None
         self._next: tuple[int, int] | None = None
 
     def set_epoch(self, epoch: int, batches: int = 0) -> None:
-        """Choose the epoch of the next pass, and how many of its batches to skip. With a seed, every epoch has its own
-        order; if this is never called, all passes are epoch 0."""
+        """Choose the epoch of the next pass, and the number of its batches to skip. With a seed, every epoch has a
+        different order; without this call all passes are epoch 0."""
         if epoch < 0 or batches < 0 or (batches and not self._loader.has_batch(epoch, batches - 1)):
-            raise ValueError(f"epoch {epoch}, batch {batches}: an epoch has fewer, and the first is 0")
+            raise ValueError(f"epoch {epoch}, batch {batches}: the epoch has fewer batches, and both count from 0")
         self._position[0], self._position[1] = epoch, batches
         self._loaded = self._next = None
 
     def __len__(self) -> int:
-        """Return the number of batches that the next pass gives on this rank; TypeError if a build that is followed has
-        yet to decide it."""
+        """Return the number of batches of the next pass on this rank; TypeError until a followed build is complete."""
         epoch, batches = self._start
         return self._loader.count_batches(epoch) - batches
 
@@ -105,11 +102,11 @@ class ShardDataset(IterableDataset):
 
     @property
     def _start(self) -> tuple[int, int]:
-        """The epoch of the next pass, and how many of its batches, of all workers, are skipped."""
+        """The epoch of the next pass, and the number of its batches, of all workers, to skip."""
         return self._loaded or (int(self._position[0]), int(self._position[1]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this process is, for torchdata's StatefulDataLoader, which asks each worker."""
+        """Return this process's position for torchdata's StatefulDataLoader, which asks each worker."""
         worker, workers = torch_worker()
         epoch, start = self._start
         epoch, number = self._next or (epoch, start + worker)
@@ -117,8 +114,8 @@ class ShardDataset(IterableDataset):
         return {**self._loader.state_dict(), **place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the next pass where `state` was saved; ValueError if it was saved with other shards, settings or
-        workers. Another world_size is accepted as by ShardLoader."""
+        """Begin the next pass where `state` was saved; ValueError if shards, settings or workers differ. Another
+        world_size is accepted as in ShardLoader."""
         here = dict(zip(("worker", "workers"), torch_worker(), strict=True))
         saved = {name: state.get(name) for name in here}
         if saved != here:

@@ -3,8 +3,8 @@
 Batch ──► TextChunk ──► EncodedBlock ──► TokenBlock ──► Section ──► ShardSlice ──► Placement ──► ShardRecord
 source    worker reads  worker encodes   stitcher       mix         packer         output        manifest
 
-The tokens themselves stay with the worker that made them (`HeldTokens`), until it writes them where a placement says.
-Values that travel between processes have no slots, which would make pickling slow.
+The tokens themselves stay with the worker that made them (`HeldTokens`) until it writes them to their placements.
+Values sent between processes have no slots, which would make pickling slow.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from fineweb_shards.texts import Texts, TokenLists
 
-Tokens = NDArray[np.integer[Any]]  # ids, as wide as the vocabulary or the file they come from makes them
+Tokens = NDArray[np.integer[Any]]  # ids; their width depends on the vocabulary or the file
 Positions = NDArray[np.int64]  # positions in an array of tokens, ascending
 Ranges = NDArray[np.int64]  # rows (begin, end) of positions in an array of tokens, ascending
-Piles = NDArray[np.int16]  # numbers of piles of a shuffle; NumPy sorts so narrow ones in a fifth of the time
+Piles = NDArray[np.int16]  # numbers of a shuffle's piles; NumPy sorts such narrow integers five times as fast
 Dtype = np.dtype[np.integer[Any]]
 Split = Literal["val", "train"]
 SPLITS: tuple[Split, Split] = ("val", "train")
@@ -33,8 +33,8 @@ class Cursor:
     """A place in one part of the input: start a batch at (file, position) and drop `skip_tokens` tokens.
 
     `file` counts through all epochs of the part. `position` is a row group number in parquet and a byte offset (after
-    decompression) elsewhere. It depends neither on the batch size nor on the number of workers. `starts_mid_document`
-    says that the position is a safe cut inside a long document, so that no EOT is put in front of what follows.
+    decompression) elsewhere. It is independent of the batch size and the number of workers. `starts_mid_document`: the
+    position is a safe cut inside a long document, so no EOT precedes it.
     """
 
     file: int
@@ -43,7 +43,7 @@ class Cursor:
     starts_mid_document: bool = False
 
     def after(self, tokens: int) -> Cursor:
-        """Return the place `tokens` tokens further on."""
+        """Return the place `tokens` tokens later."""
         return Cursor(self.file, self.position, self.skip_tokens + tokens, self.starts_mid_document)
 
 
@@ -52,14 +52,13 @@ Cursors = tuple[Cursor, ...]  # a place in the token stream: one cursor for each
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts about the documents of a block that its tokens do not show; `+` adds two of them."""
+    """Counts of the documents of a block that its tokens do not show; `+` adds two of them."""
 
-    # Of the documents as they were read, without separators or the JSON around them. Tokens have no text: 0.
-    text_bytes: int = 0
+    text_bytes: int = 0  # without separators or the JSON around the texts; 0 if the input is tokens
     skipped_documents: int = 0  # null text
     replaced_characters: int = 0  # invalid UTF-8 that became U+FFFD
     bad_parts: int = 0  # damaged files, row groups or lines left out by --on-bad-file skip
-    token_count_mismatches: int = 0  # documents for which the source gives another token_count
+    token_count_mismatches: int = 0  # documents whose token_count in the source differs
     quarantined_documents: int = 0  # left out because they crash every worker that encodes them
     filtered_documents: int = 0  # left out by --where
     unknown_documents: int = 0  # left out because a value that --where needs is missing
@@ -72,46 +71,45 @@ class Counts:
 
 
 class Payload(Protocol):
-    """The bytes of a batch, wherever they are kept."""
+    """The bytes of a batch, in this process or in shared memory."""
 
     def read(self) -> bytes: ...
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A unit of work: where a worker finds some documents, or, in `payload`, the bytes of the documents, or where in
-    a pile they are."""
+    """A unit of work: the place of some documents or, in `payload`, their bytes or their places in a pile."""
 
     file: int
     position: int
     end: int
-    size_bytes: int  # of text, possibly estimated; bounds how much is in flight
+    size_bytes: int  # of text, possibly estimated; bounds the text in flight
     starts_mid_document: bool = False  # begins inside a document: no EOT in front
     ends_mid_document: bool = False  # the next batch begins inside a document
     starts_at_seam: bool = False  # begins at a cut that may have torn a token: see tokenizers/cuts.py
     ends_at_seam: bool = False  # the next batch begins at such a cut
     rows: tuple[int, int] | None = None  # in parquet: only these rows of a large row group
-    separator: str = ""  # in text: what separates documents, if it was detected and not given
-    columns: tuple[str, ...] = ()  # in CSV: their names, which only the file's first line has
+    separator: str = ""  # in text: the detected document separator, if none was given
+    columns: tuple[str, ...] = ()  # in CSV: the column names, which only the file's first line has
     payload: Payload | None = None
     is_kept: bool | None = None  # in text: whether --sample keeps the last document, if only a part of it is here
     broken_off: bool = False  # a damaged stream ends here: the last document is incomplete
-    problem: str | None = None  # why this range is left out or, if it is empty, the rest of the file
-    # Of a file on the hub: where its bytes are, for a while. It holds a signature, which belongs in no log.
+    problem: str | None = None  # why this range is left out or, if the range is empty, the rest of the file
+    # The temporary address of a file on the hub. It contains a signature, which must not get into a log.
     address: str | None = field(default=None, repr=False)
-    # Of several small files: a batch for each; they are read and encoded together. All other fields are those of the
-    # first one, except for the size.
+    # A batch for each of several small files that are read and encoded together. Except for the size, all other fields
+    # are those of the first one.
     members: tuple[Batch, ...] = ()
     part: int = 0  # of the input, to which the file belongs
 
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Documents that a worker reads together and encodes in one call; with --tokens-column they are tokens already, and
+    """Documents that a worker reads together and encodes in one call; with --tokens-column they are already tokens, and
     are only joined.
 
-    `start` is None where reading can't begin: after a seam, or in the middle of a row group. The same holds for `end`.
-    The stitcher expresses such a place as a number of tokens after the last cursor.
+    `start` is None where reading can't begin: after a seam, or inside a row group; likewise `end`. The stitcher
+    expresses such a place as a number of tokens after the last cursor.
     """
 
     documents: Texts | TokenLists
@@ -128,26 +126,24 @@ class TextChunk:
     @property
     def texts(self) -> Texts:
         """The documents of a chunk that has to be encoded."""
-        assert isinstance(self.documents, Texts), "its documents are tokens already"
+        assert isinstance(self.documents, Texts), "its documents are already tokens"
         return self.documents
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where `count` documents of a chunk come from, starting with document `first`, as far as it is known.
-
-    `tokens` is compared with the encoder's counts; the rest only serves to name a document in messages.
-    """
+    """Where `count` documents of a chunk, starting with document `first`, come from, as far as known. `tokens` is
+    compared with the encoder's counts; the rest only names documents in messages."""
 
     first: int
     count: int
     rows: NDArray[np.int64] | None = None  # in their file
     ids: Sequence[Any] | None = None
-    tokens: NDArray[np.int64] | None = None  # the source's token_count; -1: it gives none
+    tokens: NDArray[np.int64] | None = None  # the source's token_count; -1: none
 
 
 def find_origin(chunk: TextChunk, document: int) -> tuple[int | None, str | None]:
-    """Return the row of a document in its file, and its id; None for what its source does not give."""
+    """Return the row of a document in its file, and its id; None if the source has none."""
     row: int | None = None
     name: Any = None
     for origin in chunk.origins:
@@ -164,12 +160,12 @@ class Quarantined:
     """A document, or one piece of a long document, that was left out, and why."""
 
     file: int
-    position: int  # of the batch that held it
+    position: int  # of its batch
     document: int  # its number in that batch's chunk, from 0
     row: int | None  # in the file, if the file has rows
     id: str | None
     text_bytes: int
-    sha256: str  # of the text, by which a later run recognizes it
+    sha256: str  # of the text, for recognition by a later run
     begins: str  # the first characters of the text
     cause: str = ""
     piece_of_bytes: int = 0  # if a piece of a long document: the batch size it was cut with
@@ -178,9 +174,9 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class HeldTokens:
-    """The tokens of a block that stay with the worker that made them. Elsewhere their number is known."""
+    """A reference to the tokens of a block that stay with the worker that made them."""
 
-    batch: int  # its number in the order in which batches were listed
+    batch: int  # its number in listing order
     block: int  # its number in the batch
     length: int
 
@@ -190,12 +186,12 @@ class HeldTokens:
 
 @dataclass(frozen=True)
 class EncodedBlock:
-    """The tokens of one chunk, with EOTs. The worker keeps them, unless the block has a seam at an end."""
+    """The tokens of one chunk, with EOTs. The worker keeps them unless the block has a seam at an end."""
 
     start: Cursor | None
     end: Cursor | None
     tokens: Tokens | HeldTokens
-    eots: Positions  # where `tokens` has its EOTs: noted by the encoder, so that no later stage searches
+    eots: Positions  # of the EOTs in `tokens`, recorded by the encoder so that no later stage has to search
     starts_at_seam: bool = False
     ends_at_seam: bool = False
     ends_mid_document: bool = False  # the last document continues in the next block
@@ -208,14 +204,14 @@ class EncodedBlock:
 
     @property
     def array(self) -> Tokens:
-        """The tokens of a block that has them: where it was encoded, and at seams."""
+        """The tokens of a block that contains them: in the worker, and at seams."""
         assert not isinstance(self.tokens, HeldTokens), "its tokens stay with the worker that made them"
         return self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBlock:
-    """Tokens with their exact place in their part, as the stitcher makes them from encoded blocks."""
+    """Tokens with their exact place in their part, made by the stitcher from encoded blocks."""
 
     start: Cursor
     end: Cursor
@@ -230,7 +226,7 @@ class TokenBlock:
 
 @dataclass(frozen=True)
 class Taken:
-    """How much of a part a mix has taken, EOTs included."""
+    """How much a mix has taken of a part, EOTs included."""
 
     tokens: int = 0
     documents: int = 0
@@ -238,9 +234,9 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class ShardSlice:
-    """The tokens of a section to append to a file, and the place in the stream that follows them.
+    """The tokens of a section to append to a file, and the place in the stream after them.
 
-    At a `checkpoint` the slices handed out so far, of both splits, hold everything before `end`.
+    At a `checkpoint` the slices so far, of both splits, contain everything before `end`.
     """
 
     ranges: Ranges  # positions in the tokens of their block
@@ -251,31 +247,31 @@ class ShardSlice:
     end: Cursors
     taken: tuple[Taken, ...] = ()  # up to `end`, in a mix
     split: Split = "train"
-    checkpoint: bool = False  # record in the manifest what is written so far
-    fills_shard: bool = False  # this slice is the last of its file
+    checkpoint: bool = False  # record the progress in the manifest
+    fills_shard: bool = False  # the last slice of its file
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tokens of a block belong: each range at its own byte of a file, or of a pile in a folder."""
+    """Where tokens of a block belong: each range at an offset of a file, or of a pile in a folder."""
 
     path: str
-    offsets: Positions  # for each range, its first byte in the file; in one file ascending
+    offsets: Positions  # for each range, in bytes; ascending within a file
     ranges: Ranges
-    piles: Piles | None = None  # for each range the number of its pile, if the path is that of their folder
+    piles: Piles | None = None  # for each range the number of its pile, if `path` is the folder of the piles
 
     @property
     def begin(self) -> int:
-        """The first of these bytes."""
+        """The first offset."""
         return int(self.offsets[0])
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A segment of tokens that is durably on the disk, as `manifest.json` records it.
+    """A durable segment of tokens, as `manifest.json` records it.
 
-    Usually it is a whole shard. A file that grows over several checkpoints has several records, each with the hash of
-    its own bytes, which start at `offset`.
+    Usually a segment is a whole shard. A file that grows over several checkpoints has several records, each with the
+    hash of its bytes, which start at `offset`.
     """
 
     name: str

@@ -15,7 +15,7 @@ _SHORT_SIZES = {"k": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}  # `2G` is 2 GiB
 _TIMES = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _LONG_TIMES = {"sec": 1, "m": 60, "hour": 3600, "hours": 3600, "day": 86400, "days": 86400}
 
-_MOST_DIGITS = 30  # exact arithmetic with more would take long, and no count needs them
+_MOST_DIGITS = 30  # no count needs more, and exact arithmetic with them would be slow
 _DIGITS = r"[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*"
 _NUMBER = re.compile(rf"((?:{_DIGITS})?(?:\.[0-9]*)?)(?:e([+-]?[0-9]+))?\s*([a-z%]*)", re.ASCII)
 
@@ -83,7 +83,7 @@ def _parse_number(text: str, examples: str) -> tuple[Fraction, str]:
 
 
 def as_typed(value: int, parse: Callable[[str], int]) -> str:
-    """Return the shortest way to type a number that `parse` reads: `1h`, `4MiB`, `100M`."""
+    """Return the shortest text that `parse` reads as this number: `1h`, `4MiB`, `100M`."""
     units = _SIZES if parse is parse_bytes else _TIMES if parse is parse_seconds else _COUNTS
     fitting = [(factor, unit) for unit, factor in units.items() if value and value % factor == 0]
     factor, unit = max(reversed(fitting), key=lambda pair: pair[0], default=(1, ""))

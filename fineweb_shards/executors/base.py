@@ -1,10 +1,9 @@
-"""Define the two interfaces of the data plane: who encodes batches, and who writes and seals files of tokens.
+"""Define the two interfaces of the data plane: one encodes batches, the other writes and seals token files.
 
-The control plane (run/, stream/, writing/) decides what belongs where and in which order, and handles
-lengths, boundaries and cursors only. The data plane holds the tokens; what it does to files is in store/
-(shard_files.py, sidecars.py). Where its work is done is up to the implementation:
-`local/` uses worker processes on this machine, `ray/` tasks on a Ray cluster, `InProcessPlane` this process.
-The rules that all executors share (order, window, retries, quarantine) are in schedule.py.
+The control plane (run/, stream/, writing/) decides which tokens go where and in which order; it handles only lengths,
+boundaries and cursors. The data plane holds the tokens and writes them with store/ (shard_files.py, sidecars.py).
+`local/` does so in worker processes on this machine, `ray/` in tasks on a Ray cluster, `InProcessPlane` in this
+process. schedule.py has the rules that all executors share: order, window, retries, quarantine.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ Result = TypeVar("Result")
 
 @dataclass
 class Lane:
-    """What is under way of one listing of batches, in bytes of text."""
+    """The progress of one listing of batches, in bytes of text."""
 
-    waiting_bytes: int = 0  # of batches whose blocks were not all yielded
-    output_bytes: int = 0  # of those before
+    waiting_bytes: int = 0  # of batches with blocks still to be yielded
+    output_bytes: int = 0  # of batches before them
 
 
-# Returns the number of one of these listings, which have not ended, and whether nothing is placed until it is read.
+# Picks one of the unfinished listings; returns its number, and whether the stream is blocked until it is read.
 ChooseListing = Callable[[Mapping[int, Lane]], tuple[int, bool]]
 
 
@@ -46,45 +45,45 @@ def choose_first(lanes: Mapping[int, Lane]) -> tuple[int, bool]:
 
 
 class DataPlane(ABC):
-    """Writes tokens into files, and finishes files, while the caller continues. A failure (a disk that stays full, an
-    I/O error) is raised by whichever method is called next."""
+    """Writes tokens to files and finishes the files while the caller continues. A failure (a disk that stays full, an
+    I/O error) is raised by the next method called."""
 
     @abstractmethod
     def place(
         self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
     ) -> list[Future[None]]:
-        """Write ranges of a block's tokens where they belong, at the latest when the file is sealed; each placement has
-        a future, which is done when the file may be. After the `last` ones the tokens are gone: every block is placed
-        for the last time once, even if it belongs nowhere."""
+        """Write ranges of a block's tokens to their files before those are sealed. Returns a future for each placement;
+        a file may be sealed once its futures are done. The `last` call drops the tokens; every block needs exactly one,
+        even without placements."""
 
     @abstractmethod
     def seal(self, work: Segment | PileWork) -> Future[str]:
-        """Seal a segment (store/shard_files.py), or make piles durable (store/pile_files.py); return the SHA-256. The
-        futures of all placements into it are done. If a worker dies, another one does it again."""
+        """Seal a segment (store/shard_files.py) or make piles durable (store/pile_files.py); return the SHA-256. The
+        futures of all placements in it must be done. If a worker dies, another one repeats the work."""
 
     @abstractmethod
     def write_sidecars(self, file: FinishedFile) -> Future[None]:
-        """Write all sidecars of a file (store/sidecars.py), again if a worker dies."""
+        """Write all sidecars of a file (store/sidecars.py); repeated if a worker dies."""
 
     @abstractmethod
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
-        """Wait until something is done, and return its result; TimeoutError if it takes too long. Only this waits: a
-        future's own `result` would block the thread that has to do the work."""
+        """Wait for a future and return its result; TimeoutError if it takes too long. Never call the future's own
+        `result`: it would block the thread that has to do the work."""
 
     @property
     @abstractmethod
     def workers(self) -> int:
-        """The number of workers that exist now."""
+        """The current number of workers."""
 
     @property
     def nodes(self) -> int:
-        """The number of machines that they are on, if there can be several; 0: they are on this one."""
+        """The number of machines in the cluster; 0 without a cluster."""
         return 0
 
 
 class InProcessPlane(DataPlane):
-    """Does the work in this process, for an export, whose tokens come from finished files. It writes at once, and seals
-    files in threads. `close` it in the end."""
+    """Does the work in this process, for exports, which take their tokens from finished files. Writes immediately and
+    seals files in threads. Call `close` at the end."""
 
     def __init__(self, store: Store, shard_format: ShardFormat, disk: Disk) -> None:
         self._store = store
@@ -99,7 +98,7 @@ class InProcessPlane(DataPlane):
     def place(
         self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
     ) -> list[Future[None]]:
-        assert not isinstance(tokens, HeldTokens), "nobody else holds tokens here"
+        assert not isinstance(tokens, HeldTokens), "no worker holds tokens here"
         return write_at_once(self._writer, tokens, placements)
 
     def seal(self, work: Segment | PileWork) -> Future[str]:
@@ -120,7 +119,7 @@ class InProcessPlane(DataPlane):
 
 
 def write_at_once(writer: TokenWriter, tokens: Tokens, placements: Sequence[Placement]) -> list[Future[None]]:
-    """Write tokens that are in this process; return futures that are done."""
+    """Write tokens held by this process; return completed futures."""
     for placement in placements:
         writer.write(tokens, placement)
     return [completed(None) for _ in placements]
@@ -133,13 +132,13 @@ def completed(result: Result) -> Future[Result]:
 
 
 class Executor(DataPlane):
-    """Tokenizes for one run. As a context manager it starts its workers on entry and ends them on exit."""
+    """Tokenizes for one run. A context manager: starts its workers on entry and ends them on exit."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End every worker, even in the middle of its work."""
+        """End every worker, even one that is busy."""
 
     @abstractmethod
     def encode(
@@ -149,19 +148,19 @@ class Executor(DataPlane):
         wanted_tokens: Callable[[], int | None] = lambda: None,
         choose: ChooseListing = choose_first,
     ) -> Generator[EncodedBlock]:
-        """Yield the blocks of all batches, those of each listing in their order. Each has to be placed, unless it
-        brings its tokens. If the generator is closed, batches that were not yielded yet are dropped. While no block
-        comes, perhaps for as long as an outage, `on_idle` is called now and then. `wanted_tokens` says how many tokens
-        are still missing after the blocks so far, so that little more than that is fetched and encoded; None: all.
+        """Yield the blocks of all batches, in order within each listing. The caller must place each block that does
+        not carry its tokens. Closing the generator drops the batches not yet yielded. `on_idle` is called from time to
+        time while no block arrives, for example during an outage. `wanted_tokens` returns how many more tokens the
+        caller needs, so that little more than that is fetched and encoded; None: all.
 
-        Several listings are those of the parts of a mix, in their order. `choose` says which of them is to be read
-        next; when the memory for text in flight is full, only one that all others wait for. Where one has ended, and
-        its last block was yielded, a block without tokens says so (`ends_part`)."""
+        A mix has one listing for each part. `choose` picks the one to read next; when text in flight fills the memory,
+        only a listing that all others wait for is read. After the last block of a listing comes a block without tokens
+        that has `ends_part` set."""
 
     @property
     @abstractmethod
     def used_bytes(self) -> int:
-        """The memory of all processes of the run when last measured; 0 if it can't be measured."""
+        """The memory used by all processes of the run when last measured; 0 if unknown."""
 
     @property
     @abstractmethod

@@ -1,11 +1,10 @@
-"""Do a worker's work, the same for every executor: read a batch, encode it, yield its blocks.
+"""The work of a worker, the same for every executor: read a batch, encode it, yield its blocks.
 
-How orders arrive, where tokens are held, and where blocks are sent, is up to the executor.
+The executor decides how orders arrive, where tokens are held, and where blocks are sent.
 
-To find the document that crashes workers, a chunk is encoded one document at a time. Each document is announced to the
-parent before it is encoded, so that the parent knows which one the worker died on. If an engine raises an exception for
-a document, the other engine encodes it. A document that neither can encode is left out: a whole document leaves nothing
-in the stream, a piece of a long one leaves its EOT.
+To find a document that crashes workers, a chunk is encoded one document at a time, and each document is announced to
+the parent first. If an engine raises an exception for a document, the other engine encodes it. A document that neither
+can encode is left out: a whole document leaves nothing in the stream, a piece of a long one leaves its EOT.
 """
 
 from __future__ import annotations
@@ -35,56 +34,47 @@ from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, UnencodableE
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.trial import GPT2_SHA256, check_engine
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
-from fineweb_shards.types import (
-    Batch,
-    Counts,
-    EncodedBlock,
-    HeldTokens,
-    Quarantined,
-    TextChunk,
-    Tokens,
-    find_origin,
-)
+from fineweb_shards.types import Batch, Counts, EncodedBlock, HeldTokens, Quarantined, TextChunk, Tokens, find_origin
 from fineweb_shards.vocabulary import Vocabulary
 
-# After this many documents of a batch crashed the first engine, the other one encodes the rest of it.
+# After this many documents of a batch crash the first engine, the other one encodes the rest.
 _MANY_FALLBACKS = 3
 _SHOWN_CHARACTERS = 200
-Announce = Callable[[Quarantined], None]  # called with each document that is encoded on its own
+Announce = Callable[[Quarantined], None]  # called with each document that is encoded separately
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker needs to know before its first order."""
+    """A worker's settings, sent before its first order."""
 
     source: Parts
-    engine: str | None  # None: all of the input is tokens already
+    engine: str | None  # None: the whole input is already tokenized
     seed: int
     shard_format: ShardFormat  # of the files to write
     store: Store  # of the output
     max_outage_seconds: int  # how long to wait for space on a full disk
     priority: str = "background"
     selftest_sha256: str = GPT2_SHA256  # of the reference's tokens
-    mistaken: str = ""  # characters that the engine takes for something else
-    holds_tokens: bool = True  # until it is told where to write them; False: it sends them with their block
+    mistaken: str = ""  # characters that the engine misclassifies
+    holds_tokens: bool = True  # until a write order arrives; False: the worker sends them with their block
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary to encode with, without the bytes of its tokens: the worker loads them itself."""
+        """The vocabulary without the bytes of its tokens, which the worker loads itself."""
         return self.shard_format.vocabulary
 
     def make_writer(self, observer: Observer) -> TokenWriter:
         return TokenWriter(self.shard_format, Disk(self.store.folder, self.max_outage_seconds, observer))
 
     def finish_file(self, work: FileWork, observer: Observer) -> str | None:
-        """Seal a segment or a pile, and return its SHA-256; or write the sidecars of a finished file."""
+        """Seal a segment or a pile and return its SHA-256, or write the sidecars of a finished file."""
         if not isinstance(work, FinishedFile):
             return seal(observer, work, self.shard_format, self.store, self.max_outage_seconds)
         write_sidecars(observer, work)
         return None
 
     def make_encoder(self) -> Encoder | TokenJoiner:
-        """Return the worker's encoder after it has passed the self-test."""
+        """Return the worker's encoder, which has passed the self-test."""
         eot_first = self.shard_format.layout.eot_first
         if self.engine is None:
             return TokenJoiner(self.vocabulary, eot_first=eot_first)
@@ -95,7 +85,7 @@ class WorkerSpec:
         encoder = Encoder(engine, reference, eot_first=eot_first, seed=self.seed)
         check_engine(encoder.encode_documents, engine.name, reference, self.selftest_sha256)
         if not is_gpt2_text(self.vocabulary):
-            # Now, and not with the first sample: what it takes must not be mistaken for a cache that grows.
+            # Now, not with the first sample: the memory guard must not mistake its memory for a growing cache.
             reference.encode_text("")
         return encoder
 
@@ -104,7 +94,7 @@ def encode_batch(
     source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
 ) -> Iterator[tuple[int, EncodedBlock]]:
     """Yield a block, with its number in the batch, for each chunk from `order.first_block` on. `announce` gets each
-    document that is encoded on its own."""
+    document that is encoded separately."""
     part = order.batch.part
     if isinstance(encoder, Encoder) and source.of(order.batch).settings.tokens_column is not None:
         encoder = encoder.joiner
@@ -116,8 +106,8 @@ def encode_batch(
 def _encode_single(
     source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
 ) -> Iterator[tuple[int, EncodedBlock]]:
-    """Yield the blocks of a batch of one file. If a token_count differs, the bytes are fetched once more, if they came
-    over the network, before the file is blamed for it."""
+    """Yield the blocks of a batch of one file. If a token_count differs and the bytes came over the network, fetch them
+    once more before blaming the file."""
 
     def encode_from(first_block: int) -> Iterator[tuple[int, EncodedBlock]]:
         for number, chunk in enumerate(source.chunks(order.batch)):
@@ -137,7 +127,7 @@ def _encode_single(
 def _encode_members(
     source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
 ) -> Iterator[tuple[int, EncodedBlock]]:
-    """Yield one block of several small files. If one of them can't be read, what is before comes first."""
+    """Yield one block for several small files. If one can't be read, yield the files before it, then raise."""
     read: list[tuple[Batch, TextChunk]] = []
     failure: ShardError | None = None
     for member in order.batch.members:
@@ -146,7 +136,7 @@ def _encode_members(
         except ShardError as error:
             failure = error
             break
-        except Exception as error:  # a bug, of which the message will name the first of the files
+        except Exception as error:  # a bug: its message will name the first of the files
             error.add_note(f"While {source.file_of(member).name} was read.")
             raise
     if read and not order.first_block:
@@ -159,7 +149,7 @@ def _encode_members(
                 chunks[-1].end,
                 counts=sum((chunk.counts for chunk in chunks), Counts()),
                 problems=tuple(problem for chunk in chunks for problem in chunk.problems),
-            )  # without origins, by which nothing but a token_count and documents tried one by one are named
+            )  # without origins: only documents with a token_count, or encoded one by one, need them
             first, last = (source.file_of(order.batch.members[i]).name for i in (0, -1))
             with contextlib.suppress(UnencodableError):  # encoding file by file will find the document
                 block = encoder.encode(whole, f"{first} to {last}")
@@ -174,10 +164,11 @@ def _encode_members(
 def _encode_chunk(
     source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, chunk: TextChunk, announce: Announce
 ) -> EncodedBlock:
-    if isinstance(encoder, TokenJoiner):  # no document can crash it, so none is tried on its own
+    if isinstance(encoder, TokenJoiner):  # no document can crash it
         return encoder.join(chunk)
     name = source.file_of(order.batch).name
-    if not order.one_by_one and not holds_any(chunk, order.skip_digests):
+    skips = order.skip_digests and not order.skip_digests.isdisjoint(map(digest_of, chunk.texts.iter_views()))
+    if not (order.one_by_one or skips):
         with contextlib.suppress(UnencodableError):  # encoding one by one will find the document
             return encoder.encode(chunk, name)
     batch_bytes = source.of(order.batch).settings.batch_bytes
@@ -185,8 +176,8 @@ def _encode_chunk(
 
 
 def hold_tokens(order: WorkOrder, index: int, block: EncodedBlock) -> tuple[EncodedBlock, Tokens | None]:
-    """Return a block without its tokens, and the tokens for the worker to hold; at a seam, or if there are none, return
-    it as it is, because the parent has to repair the tokens there."""
+    """Return a block without its tokens, and the tokens for the worker to hold. A block at a seam, whose tokens the
+    parent has to repair, or without tokens is returned unchanged."""
     tokens = block.array
     if block.starts_at_seam or block.ends_at_seam or not len(tokens):
         return block, None
@@ -194,13 +185,13 @@ def hold_tokens(order: WorkOrder, index: int, block: EncodedBlock) -> tuple[Enco
 
 
 def batch_bug(source: Parts, batch: Batch, error: Exception, who: str = "A worker") -> ShardError:
-    """Return the error for an exception that is no ShardError, with its traceback."""
+    """Return the error for an unexpected exception, with its traceback."""
     name = source.file_of(batch).name
     return ShardError(f"{who} failed on {name} at position {batch.position}: {describe_error(error)}")
 
 
 class Prefetcher:
-    """Fetches batches of a source ahead. What fails is only reported, once: reading it will tell."""
+    """Fetches batches ahead of their use. Each failure is only reported, once: reading the batch raises the error."""
 
     def __init__(self, source: Parts, observer: Observer) -> None:
         self._source = source
@@ -208,7 +199,7 @@ class Prefetcher:
         self._reported: set[str] = set()
 
     def prefetch(self, batch: Batch) -> None:
-        """Begin to fetch a batch. Raises MemoryError only: a batch that can't be fetched may be readable."""
+        """Start fetching a batch. Raises only MemoryError: the batch may still be readable later."""
         try:
             self._source.prefetch(batch)
         except MemoryError:
@@ -222,19 +213,15 @@ class Prefetcher:
 
 
 def digest_of(document: bytes | memoryview) -> str:
-    """Return the SHA-256 of a document's text, by which a quarantined document is recognized."""
+    """Return the SHA-256 of a document's text, which identifies a quarantined document."""
     return hashlib.sha256(document).hexdigest()
-
-
-def holds_any(chunk: TextChunk, digests: frozenset[str]) -> bool:
-    return bool(digests) and not digests.isdisjoint(map(digest_of, chunk.texts.iter_views()))
 
 
 def encode_one_by_one(
     chunk: TextChunk, where: str, encoder: Encoder, order: WorkOrder, announce: Announce, piece_bytes: int
 ) -> EncodedBlock:
-    """Encode a chunk as one block, like `encoder.encode`, but leave out documents that can't be encoded. `announce` is
-    called before each document. `piece_bytes` is recorded for pieces of long documents."""
+    """Encode a chunk as one block, like `encoder.encode`, but leave out documents that can't be encoded. Call
+    `announce` before each document. `piece_bytes` is recorded for pieces of long documents."""
     nothing = np.empty(0, encoder.vocabulary.dtype), NO_POSITIONS
     blocks = [EncodedBlock(chunk.start, None, *nothing, counts=chunk.counts, problems=chunk.problems)]
     quarantined: list[Quarantined] = []
@@ -242,7 +229,7 @@ def encode_one_by_one(
         part = _single(chunk, i)
         is_piece = part.starts_mid_document or part.ends_mid_document
         document = _describe(chunk, i, order, piece_bytes if is_piece else 0)
-        # What is encoded instead of a quarantined document: nothing, or an empty text for a piece.
+        # The replacement of a quarantined document: nothing, or an empty text for a piece.
         documents = Texts.from_strings([""]) if is_piece else NO_TEXTS
         emptied = replace(part, documents=documents, origins=(), counts=Counts(quarantined_documents=1))
         try:
@@ -265,7 +252,7 @@ def encode_one_by_one(
 
 
 def join_blocks(blocks: list[EncodedBlock]) -> EncodedBlock:
-    """Return blocks that follow one another as one, without seams."""
+    """Join consecutive blocks into one, without seams."""
     whole = join_spans([Span(block.array, block.eots) for block in blocks])
     return EncodedBlock(
         blocks[0].start,
@@ -279,7 +266,7 @@ def join_blocks(blocks: list[EncodedBlock]) -> EncodedBlock:
 
 
 def _encode_with_either(part: TextChunk, where: str, encoder: Encoder, order: WorkOrder, sha256: str) -> EncodedBlock:
-    """Encode a document with either engine, or only with the other one if the first has crashed on it."""
+    """Encode a document, with the other engine if the first fails or has crashed on it before."""
     if sha256 in order.use_fallback_for or len(order.use_fallback_for) >= _MANY_FALLBACKS:
         return (encoder.fallback or encoder).encode(part, where)
     try:
@@ -291,7 +278,7 @@ def _encode_with_either(part: TextChunk, where: str, encoder: Encoder, order: Wo
 
 
 def _single(chunk: TextChunk, i: int) -> TextChunk:
-    """Return document `i` of a chunk as a chunk of its own, without the counts of the whole chunk."""
+    """Return document `i` of a chunk as a separate chunk, without the counts of the whole chunk."""
     origins = [origin for origin in chunk.origins if 0 <= i - origin.first < origin.count]
     return TextChunk(
         chunk.texts.only(i),
@@ -314,8 +301,8 @@ def _single(chunk: TextChunk, i: int) -> TextChunk:
 
 
 def _describe(chunk: TextChunk, i: int, order: WorkOrder, piece_of_bytes: int) -> Quarantined:
-    """Return the record that document `i` has if it is quarantined."""
-    (document,) = chunk.texts.only(i).iter_views()  # not copied: it may be too long for anything else
+    """Return the record of document `i` in case it is quarantined."""
+    (document,) = chunk.texts.only(i).iter_views()  # not copied: it may be huge
     row, name = find_origin(chunk, i)
     return Quarantined(
         file=order.batch.file,

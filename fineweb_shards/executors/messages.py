@@ -1,8 +1,7 @@
-"""Define what executors and their workers send each other: processes on this machine, tasks on a Ray cluster.
+"""Define the messages between executors and their workers, which are processes on this machine or Ray tasks.
 
-What is to be done is a value, so that it can be sent to any worker, and again to another one if that dies. No message
-contains tokens, except those of a block with a seam. Values that travel have no slots: pickling them would take four
-times as long.
+An order is a plain value that can go to any worker, and to another one if that worker dies. No message contains tokens,
+except for a block with a seam. Message classes have no slots: pickling them would take four times as long.
 """
 
 from __future__ import annotations
@@ -18,32 +17,29 @@ from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
 from fineweb_shards.types import Batch, EncodedBlock, Placement, Quarantined
 
-# Of a large batch, before its worker waits for tokens to be written. The parent may hold back those of an unfinished
-# document, up to 10 million, and the block in which it begins (stream/length_limits.py): together at most 90 MB, for
-# which nobody may wait.
+# A worker with this many unwritten bytes of a large batch waits until some are written. The parent may hold back an
+# unfinished document of up to 10 million tokens and the block in which it begins (stream/length_limits.py): at most
+# 90 MB together, which the worker must not wait for.
 MOST_HELD_BYTES = 96 * 2**20
-# To seal a segment, to make piles durable, or to write the sidecars of a finished file; `WorkerSpec.finish_file` does
-# it.
-FileWork = Segment | PileWork | FinishedFile
+FileWork = Segment | PileWork | FinishedFile  # to seal, to make durable, or to give sidecars (`WorkerSpec.finish_file`)
 
 
 @dataclass(frozen=True)
 class WorkOrder:
-    """An order for a worker: encode this batch, in this way."""
+    """Tells a worker to encode a batch."""
 
     batch: Batch
-    number: int = 0  # of the batch, in the order in which they were listed
-    first_block: int = 0  # the blocks before it are not needed any more
+    number: int = 0  # of the batch, in listing order
+    first_block: int = 0  # earlier blocks are no longer needed
     skip_digests: frozenset[str] = frozenset()  # SHA-256 of the texts of quarantined documents
     one_by_one: bool = False  # encode one document at a time, because one of them crashes workers
     use_fallback_for: frozenset[str] = frozenset()  # digests of documents for the other engine
-    is_large: bool = False  # than all that may be in flight: the worker waits for its tokens to be written
+    is_large: bool = False  # larger than the window: the worker waits for its tokens to be written
 
 
 @dataclass(frozen=True)
 class WriteOrder:
-    """An order for the worker that holds a block's tokens: write these where they belong; after the last order of a
-    block, drop them."""
+    """Tells the worker that holds a block's tokens to write some of them, and to drop them after the last order."""
 
     batch: int
     block: int
@@ -52,12 +48,11 @@ class WriteOrder:
 
     @property
     def steps(self) -> int:
-        """How much there is to do: the placements, and to drop the tokens."""
+        """The number of placements, plus one for dropping the tokens."""
         return len(self.placements) + self.last
 
 
 def describe_work(work: FileWork | None) -> str:
-    """Say what is to be done with a file; None: only tokens are written."""
     if work is None:
         return "write tokens"
     return "write sidecars" if isinstance(work, FinishedFile) else "seal a file"
@@ -65,7 +60,7 @@ def describe_work(work: FileWork | None) -> str:
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """Tokens to write: a placement of one of the arrays in one of the objects that a task is given."""
+    """A placement of one array in one of the objects passed to a task."""
 
     object: int
     array: int
@@ -74,17 +69,17 @@ class StoredTokens:
 
 @dataclass(frozen=True)
 class FileOrder:
-    """An order for any worker: write tokens, if it is given any, then finish the file."""
+    """Tells any worker to write these tokens, if there are any, and then to finish the file."""
 
     number: int
     work: FileWork | None  # None: only write
     tokens: tuple[StoredTokens, ...] = ()
-    on_own_disk: bool = False  # make the segment's file anew from the tokens: the worker does not see it
+    on_own_disk: bool = False  # the worker can't see the segment's file: create it from the tokens
 
 
 @dataclass(frozen=True)
 class FileResult:
-    """The end of an order: the SHA-256 of a segment, or the error, or the objects that are lost."""
+    """The outcome of a FileOrder: the SHA-256 of a segment, an error, or the objects that were lost."""
 
     number: int
     sha256: str | None = None
@@ -95,7 +90,7 @@ class FileResult:
 def try_order(
     order: FileOrder, action: Callable[[], FileResult], who: Callable[[], str] = lambda: "A worker"
 ) -> FileResult:
-    """Return the result of an order, or the error that `action`, which does it, has raised."""
+    """Return the result of `action`, or of its failure."""
     try:
         return action()
     except ShardError as error:
@@ -107,21 +102,21 @@ def try_order(
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker has loaded its engine, which has passed the self-test."""
+    """The worker has loaded its engine, and the self-test passed."""
 
 
 @dataclass(frozen=True)
 class Trying:
-    """The worker is about to encode this document; if it dies now, the document is suspected."""
+    """The worker is about to encode this document, which is suspected if the worker dies now."""
 
     document: Quarantined
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The worker has encoded a block of its batch, and holds its tokens."""
+    """The worker has encoded a block of its batch and holds the tokens."""
 
-    index: int  # of the block, in its batch
+    index: int  # of the block in its batch
     block: EncodedBlock
 
 
@@ -134,24 +129,24 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """The worker can't do its batch, and no other worker could."""
+    """The worker can't encode its batch, and no other worker could."""
 
     error: ShardError
 
 
 @dataclass(frozen=True)
 class Written:
-    """The worker has written the next placement of a block, if it has any."""
+    """The worker has written the next placement of a block, dropped the block's tokens, or both."""
 
     batch: int
     block: int
-    placements: int  # 1, or 0 if there is none
-    dropped: bool  # it was the last one of the block: the worker has dropped the tokens
+    placements: int  # 0 or 1
+    dropped: bool
 
 
 @dataclass(frozen=True)
 class Broken:
-    """The worker could not write a block. The run has to stop."""
+    """The worker could not write a block: the run has to stop."""
 
     batch: int
     block: int
@@ -160,7 +155,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The worker waits for the network or the disk (`cause`), for this reason; None: no longer."""
+    """The worker waits for the network or the disk (`cause`); `reason` None: it no longer does."""
 
     cause: str
     reason: str | None
@@ -175,12 +170,12 @@ Message = Alive | Ready | Trying | Encoded | Done | Failed | Written | FileResul
 
 
 class WorkerObserver(Observer):
-    """Passes on what happens in a worker with `send`, and counts what it fetches. Threads share it."""
+    """Forwards a worker's events with `send` and counts the bytes it fetches. Thread-safe."""
 
     def __init__(self, send: Callable[[Event | Waiting], object]) -> None:
         self._send = send
         self._fetched_bytes = 0  # not yet reported
-        self._fetched_lock = threading.Lock()  # a lock of its own, because sending may block for long
+        self._fetched_lock = threading.Lock()  # a separate one, because sending may block for long
 
     def tell(self, event: Event) -> None:
         self._send(event)
@@ -189,12 +184,12 @@ class WorkerObserver(Observer):
         self._send(Waiting(cause, reason))
 
     def add_fetched(self, size_bytes: int) -> None:
-        """Count bytes received from the network; only their sum is reported, which saves messages."""
+        """Count bytes received from the network. To save messages, `take_done` reports their sum."""
         with self._fetched_lock:
             self._fetched_bytes += size_bytes
 
     def take_done(self) -> Done:
-        """Return the message that a batch is done, with what was fetched since the last one."""
+        """Return the message for the end of a batch, with the bytes fetched since the previous one."""
         with self._fetched_lock:
             done, self._fetched_bytes = Done(self._fetched_bytes), 0
         return done

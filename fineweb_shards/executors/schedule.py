@@ -1,22 +1,20 @@
-"""Decide which worker gets which batch, and put the blocks in order: the rules that all executors share.
+"""Assign batches to workers and put the blocks in order: the rules that all executors share.
 
-- Batches are given out in order, finish in any order, and their blocks come out in order: in a mix, those of each part.
-  What batches of one part have in common is a *lane* here.
-- The tokens of a block stay with the worker that made them, until that worker has written them.
-- The bytes in flight are bounded: a new batch starts only while those that are not written yet hold less than
-  the window. Blocks may be held back (by a mix, or until a document's length is known); then one batch at a time
-  starts beyond the window, of the lane that all wait for.
-- A batch that is larger than the window, a huge row group on the hub, is given out when all before it were
-  output, to a worker of its own. That worker waits for its tokens to be written: nobody waits for it.
-- If a worker is gone, others do its batches again, from the first block that is not written.
-- If a batch crashes workers, the document responsible is found (task.py) and quarantined. A copy of it later
-  in the stream must be left out, too, or the output would depend on how far other workers had come:
-  therefore all later batches start over.
-- A batch that a worker died on gets a worker of its own, so that no other batch's tokens are lost with it time
-  and again.
-- A batch that ran out of memory is tried alone, while no other worker has work.
-- A batch of several files becomes a batch for each as soon as one of them needs attention: a worker has died,
-  or a document of it is left out. So the rules above apply to one file, as if it had never been joined.
+- Batches start in order and finish in any order; their blocks come out in order, in a mix within each part. The batches
+  of one part form a *lane*.
+- A worker keeps the tokens of its blocks until it has written them.
+- Bytes in flight are bounded: a new batch starts only while the unwritten ones hold less than the window. When blocks
+  are held back (by a mix, or until a document's length is known), one batch at a time may exceed the window, from the
+  lane that all others wait for.
+- A batch larger than the window (a huge row group on the hub) starts after all earlier ones were output, on a separate
+  worker, which waits until its tokens are written.
+- If a worker dies, others encode its batches again from the first unwritten block.
+- If a batch crashes workers, the document responsible is found (task.py) and quarantined. Later copies of it must be
+  left out, too, or the output would depend on the progress of other workers: therefore all later batches start over.
+- A batch that a worker died on gets a separate worker, so that it can't take the tokens of other batches with it.
+- A batch that ran out of memory is tried alone, while all other workers are idle.
+- A batch of several files is split into one batch per file as soon as a worker dies on it or a document of it is left
+  out. Then the rules above apply to each file as if they had never been joined.
 
 No I/O: a worker is any hashable handle. Executors start workers, send them orders, receive their messages and end them.
 """
@@ -38,26 +36,26 @@ from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Qua
 # If more documents than this crash their workers, the documents are not the cause, and the run stops.
 MAXIMUM_QUARANTINED = 100
 
-# Returns what replaces a batch that can't be read: a block without its documents, or an error.
+# Returns the replacement for a batch that can't be read: a block without its documents, or an error.
 ReplaceUnreadable = Callable[[Task, Death], EncodedBlock | WorkerError]
 
 
 @dataclass
 class _Load:
-    """What one worker has to do."""
+    """The work assigned to one worker."""
 
     tasks: deque[Task] = field(default_factory=deque)  # it is encoding the first of them
     held: int = 0  # blocks whose tokens it has
-    ordered: int = 0  # steps of orders to write them that are not done
+    ordered: int = 0  # unfinished steps of write orders
 
     @property
     def is_reserved(self) -> bool:
-        """Whether it has a batch that gets a worker of its own."""
+        """Whether it has a batch that needs a separate worker."""
         return bool(self.tasks) and (self.tasks[0].is_suspect or self.tasks[0].is_large)
 
 
 class Schedule(Generic[Worker]):
-    """All batches that are listed and not yet written. `quarantined`: documents left out by earlier runs."""
+    """All batches listed but not yet written. `quarantined` are documents that earlier runs left out."""
 
     def __init__(
         self,
@@ -69,68 +67,63 @@ class Schedule(Generic[Worker]):
         self.window_bytes = window_bytes
         self._queued_batches = queued_batches  # the most that one worker may have
         self._replace_unreadable = replace_unreadable
-        # By lane: in order, not yet output; the first is output next.
+        # By lane: batches not yet output, in order.
         self._tasks: defaultdict[int, deque[Task]] = defaultdict(deque)
         self.lanes: defaultdict[int, Lane] = defaultdict(Lane)
-        self._pending: deque[Task] = deque()  # in order; to be encoded, and no worker has them
-        self._unfinished: dict[int, tuple[Task, Worker | None]] = {}  # by number: with the worker that has it
+        self._pending: deque[Task] = deque()  # in order, not assigned to any worker
+        self._unfinished: dict[int, tuple[Task, Worker | None]] = {}  # by number, with the worker that has it
         self._loads: dict[Worker, _Load] = {}
-        self._alone: set[Task] = set()  # to be tried while no other worker has work
-        self.in_flight_bytes = 0  # the size of all batches that are not yet written
+        self._alone: set[Task] = set()  # to be tried while all other workers are idle
+        self.in_flight_bytes = 0  # the size of all batches not yet written
         self._batches = 0  # added so far
-        self._digests: dict[tuple[int, int], frozenset[str]] = {}  # by part and file: of the documents in quarantine
+        self._digests: dict[tuple[int, int], frozenset[str]] = {}  # of quarantined documents, by part and file
         self._newly_quarantined = 0  # in this run
         for document in quarantined:
             self._add_digest(document)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether all blocks of all batches were output."""
-        return not any(self._tasks.values())
-
     def was_output(self, lane: int) -> bool:
-        """Return whether all blocks of the batches of a lane were output."""
+        """Return whether all batches of a lane were output."""
         return not self._tasks[lane]
 
     @property
     def waiting_bytes(self) -> int:
-        """The size of all batches that are not yet output."""
+        """The size of all batches not yet output."""
         return sum(lane.waiting_bytes for lane in self.lanes.values())
 
     @property
     def output_bytes(self) -> int:
-        """The size of all batches that were output."""
+        """The size of all batches output so far."""
         return sum(lane.output_bytes for lane in self.lanes.values())
 
     @property
     def tries_alone(self) -> bool:
-        """Whether a batch has to be tried while no other worker has work: one worker is then enough."""
+        """Whether a batch has to be tried alone: one worker is then enough."""
         return any(not task.done for task in self._alone)
 
     # Giving out batches
 
     @property
     def next_pending(self) -> int | None:
-        """The number of the batch that is given out next; None if there is none that no worker has."""
+        """The number of the next batch to assign; None if all are assigned."""
         return self._pending[0].number if self._pending else None
 
     def needs_batch(self, lane: int = 0, *, awaited: bool = True) -> bool:
-        """Return whether a new batch of this lane, if there is one, could be given to a worker now. `awaited`: once its
-        blocks were output, the stream waits for this lane, and for no other."""
+        """Return whether a new batch of this lane could be assigned now. `awaited`: after the blocks output so far the
+        stream needs this lane and no other."""
         if self._pending or self._is_alone():
             return False
         if not self._unfinished or self.in_flight_bytes < self.window_bytes:
             return True
         if not awaited or self._tasks[lane]:
             return False
-        # Blocks are held back until the next ones of this lane are there (stream/length_limits.py, mix.py). What is
-        # only not written yet is waited for: a slow disk must not fill the memory.
+        # Go beyond the window only if blocks are held back until this lane's next ones arrive (stream/length_limits.py,
+        # mix.py), and not because writing is slow: a slow disk must not fill the memory.
         held = [task.held.values() for task, _ in self._unfinished.values() if task.held]
         return not any(all(block.is_placed for block in blocks) for blocks in held)
 
     def add(self, batch: Batch, lane: int = 0) -> None:
         task = Task(batch, self._batches, lane, is_large=batch.size_bytes > self.window_bytes)
-        self._batches += max(1, len(batch.members))  # so that each file has a number, if it needs one
+        self._batches += max(1, len(batch.members))  # a number for each file, in case the batch is split
         self._tasks[lane].append(task)
         self._pending.append(task)
         self._unfinished[task.number] = task, None
@@ -140,7 +133,7 @@ class Schedule(Generic[Worker]):
             self._separate(task)
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
-        """Return the worker with the fewest batches; None if even that one has as many as allowed."""
+        """Return the worker with the fewest batches; None if no worker may have another."""
         found, fewest = None, self._queued_batches
         for worker in workers:
             load = self._loads.get(worker)
@@ -151,8 +144,8 @@ class Schedule(Generic[Worker]):
         return found
 
     def give_next(self, worker: Worker) -> WorkOrder | None:
-        """Give a worker the next batch that no worker has; None if there is none, or if it has to wait."""
-        waiting: set[int] = set()  # lanes whose next batch has to wait until those before it were output
+        """Assign the next batch to a worker; None if there is none, or if it has to wait."""
+        waiting: set[int] = set()  # lanes whose next batch has to wait until earlier ones were output
         for task in self._pending:
             first = self._first_of(task.lane)
             is_later = first is not None and first.number < task.number  # else it may have been output, and then lost
@@ -160,7 +153,7 @@ class Schedule(Generic[Worker]):
                 waiting.add(task.lane)
             if task.lane not in waiting:
                 break
-        else:  # meanwhile another lane's lost tokens can be made again, for which whoever takes the output may wait
+        else:  # other lanes were tried, because the consumer may be waiting for lost tokens of theirs
             return None
         if task in self._alone:
             if any(load.tasks for load in self._loads.values()):
@@ -181,22 +174,22 @@ class Schedule(Generic[Worker]):
         return load is not None and bool(load.tasks or load.ordered)
 
     def keeps_any(self, worker: Worker) -> bool:
-        """Return whether a worker has work, or tokens that will have to be written."""
+        """Return whether a worker has work, or tokens still to be written."""
         return self.has_work(worker) or (worker in self._loads and self._loads[worker].held > 0)
 
     def _is_alone(self) -> bool:
-        """Return whether a worker has a batch that must be tried alone."""
+        """Return whether some worker is trying a batch alone."""
         return any(task in load.tasks for task in self._alone for load in self._loads.values())
 
     # Messages of workers
 
     def announce(self, worker: Worker, document: Quarantined) -> None:
-        """Note the document that a worker is about to encode: if the worker dies, this one is suspected."""
+        """Note the document that a worker is about to encode; it is suspected if the worker dies."""
         self._loads[worker].tasks[0].trying = document
 
     def receive_block(self, worker: Worker, index: int, block: EncodedBlock) -> WriteOrder | None:
-        """Keep the next block of the batch that a worker is encoding; `index` is its number in the batch. Returns the
-        order to write its tokens, if they were lost after it was known where they belong."""
+        """Keep block `index` of the batch that a worker is encoding. Returns the order to write its tokens if they
+        were lost after they had been placed."""
         load = self._loads[worker]
         task = load.tasks[0]
         if task.abandoned and index not in task.held:
@@ -208,7 +201,7 @@ class Schedule(Generic[Worker]):
         return order
 
     def finish(self, worker: Worker, error: ShardError | None = None) -> None:
-        """Note that a worker has encoded its batch or, with an `error`, that the batch can't be done."""
+        """Note that a worker has encoded its batch or, with an `error`, that the batch can't be encoded."""
         task = self._loads[worker].tasks.popleft()
         task.done = True
         if error is not None:
@@ -218,9 +211,8 @@ class Schedule(Generic[Worker]):
     def place(
         self, tokens: HeldTokens, placements: Sequence[Placement], *, last: bool = True
     ) -> tuple[WriteOrder, Worker | None, list[Future[None]]]:
-        """Return the order to write a block, the worker that has its tokens now, and a future for each placement. If
-        the tokens are lost, there is no worker, and `receive_block` returns the order when they have been made
-        again."""
+        """Return the order to write a block, the worker that has its tokens, and a future for each placement. If the
+        tokens are lost, the worker is None, and `receive_block` returns the order once they have been encoded again."""
         task, worker = self._unfinished[tokens.batch]
         held = task.held[tokens.block]
         order = WriteOrder(tokens.batch, tokens.block, tuple(placements), last)
@@ -235,14 +227,14 @@ class Schedule(Generic[Worker]):
         return order, worker, futures
 
     def note_written(self, worker: Worker, batch: int, block: int) -> None:
-        """Note that the next placement of a block is written: it will not have to be written again."""
+        """Note that the next placement of a block is written, and need not be written again."""
         task = self._unfinished[batch][0]
         held = task.held[block]
         assert held.order is not None
         held.order = replace(held.order, placements=held.order.placements[1:])
         self._loads[worker].ordered -= 1
         written = held.futures.popleft()
-        if not written.done():  # another worker may have failed to write it, and died
+        if not written.done():  # done if another worker failed to write it, and died
             written.set_result(None)
         if task.abandoned and not (held.is_placed or held.futures):
             self._forget(task, block, worker)
@@ -254,23 +246,23 @@ class Schedule(Generic[Worker]):
             unwritten.set_exception(error)
 
     def note_dropped(self, worker: Worker | None, batch: int, block: int) -> None:
-        """Note that a worker has written all of a block, and dropped its tokens."""
+        """Note that a worker has written all of a block and dropped its tokens."""
         task, _ = self._unfinished.get(batch, (None, None))
         if task is None or task.held.pop(block, None) is None:
-            return  # it had been written before, and was only made again because of its neighbours
+            return  # it was already written, and encoded again only because of its neighbours
         load = None if worker is None else self._loads.get(worker)
-        if load is not None:  # else the worker is gone, but its write was done
+        if load is not None:  # else the worker is gone, but it had written the block
             load.held -= 1
             load.ordered -= 1
         self._drop_if_finished(task)
 
     def keeps(self, batch: int, block: int) -> bool:
-        """Return whether the tokens of a block have to be kept: they are not written yet."""
+        """Return whether the tokens of a block are still to be written."""
         task, _ = self._unfinished.get(batch, (None, None))
         return task is not None and block in task.held
 
     def _drop_if_finished(self, task: Task) -> None:
-        """Forget a batch of which all blocks were output and written."""
+        """Forget a batch once all its blocks are output and written."""
         is_finished = task.done and not task.blocks and not task.held and self._was_output(task)
         if is_finished and self._unfinished.pop(task.number, None) is not None:
             self._alone.discard(task)
@@ -281,32 +273,28 @@ class Schedule(Generic[Worker]):
         return first is None or first.number > task.number
 
     def _first_of(self, lane: int) -> Task | None:
-        """Return the task of a lane that is output next."""
+        """Return the next task of a lane to be output."""
         return self._tasks[lane][0] if self._tasks[lane] else None
 
     # Output
 
     @property
     def output_lane(self) -> int | None:
-        """The lane of which `take_output` yields; None if no lane's first batch has blocks to yield, or is done."""
+        """The lane that `take_output` would yield from; None if there is no output yet."""
         task = self._next_output()
         return None if task is None else task.lane
-
-    @property
-    def has_output(self) -> bool:
-        return self.output_lane is not None
 
     def _next_output(self) -> Task | None:
         return next((tasks[0] for tasks in self._tasks.values() if tasks and (tasks[0].blocks or tasks[0].done)), None)
 
     def take_output(self) -> Iterator[EncodedBlock]:
-        """Yield the blocks of such a batch that have arrived. If the batch has an error, it is raised after them, so
-        that everything before the error is packed."""
+        """Yield the available blocks of the next batch. An error of the batch is raised after them, so that everything
+        before it is packed."""
         task = self._next_output()
-        assert task is not None, "there is output"
+        assert task is not None, "no output: check output_lane first"
         while task.blocks:
             block = task.blocks.popleft()
-            if task.quarantined:  # before this block
+            if task.quarantined:  # these documents precede the block
                 block = replace(block, quarantined=(*task.quarantined, *block.quarantined))
                 task.quarantined = []
             yield block
@@ -319,8 +307,8 @@ class Schedule(Generic[Worker]):
                 raise task.error
 
     def abandon_output(self) -> None:
-        """Give up all batches that were not output, and blocks that were but are still held back: the stream ends
-        before them. Tokens of which it is known where they belong will still be written."""
+        """The stream ends here: give up all batches that were not output, and output blocks that were never placed.
+        Tokens that were placed are still written."""
         for lane in self._tasks.values():
             for task in lane:
                 task.abandoned = True
@@ -338,7 +326,7 @@ class Schedule(Generic[Worker]):
         self._pending = deque(task for task in self._pending if task.held)
 
     def abandon_lane(self, lane: int) -> None:
-        """Give up the batches of a lane that were not output: before them is one that can't be read."""
+        """Give up the batches of a lane that were not output: an earlier one can't be read."""
         tasks, self._tasks[lane] = self._tasks[lane], deque()
         self.lanes[lane].waiting_bytes = 0
         for task in tasks:
@@ -351,19 +339,18 @@ class Schedule(Generic[Worker]):
         self._pending = deque(task for task in self._pending if task not in tasks)
 
     def _forget(self, task: Task, index: int, worker: Worker | None) -> None:
-        """Forget a block of which nothing more will be written."""
         if task.held.pop(index).present and worker is not None:
             self._loads[worker].held -= 1
 
     # Removed and dead workers
 
     def dismiss(self, worker: Worker) -> None:
-        """Forget a worker that has no work, keeps nothing, and will never get anything."""
+        """Forget an idle worker that holds no tokens and will get no more work."""
         self._loads.pop(worker, None)
 
     def remove_worker(self, worker: Worker, *, suspects: bool = False) -> None:
-        """Take back the batches of a worker that is gone, for other workers; its death is not counted. `suspects`: any
-        of them may have ended it, so each gets a worker of its own."""
+        """Take back the batches of a worker that is gone, without counting its death. `suspects`: any of the batches
+        may have ended it, so each gets a separate worker."""
         load = self._loads.pop(worker, None)
         for task in load.tasks if load and suspects else ():
             task.is_suspect = True
@@ -377,8 +364,8 @@ class Schedule(Generic[Worker]):
         self._do_again(lost)
 
     def note_death(self, worker: Worker, death: Death) -> bool:
-        """Take back a dead worker's batches, and decide what to do about the one that it died on. If this returns True,
-        the batches of all workers were taken back, and the caller has to end them all."""
+        """Take back a dead worker's batches and decide how to continue with the one it died on. Returns True if the
+        batches of all workers were taken back: the caller then has to end them all."""
         load = self._loads.get(worker)
         task = load.tasks[0] if load and load.tasks else None
         for other, holder in self._unfinished.values():
@@ -416,7 +403,7 @@ class Schedule(Generic[Worker]):
             self.remove_worker(worker)
 
     def _separate(self, task: Task) -> None:
-        """Replace the batch of several files, of which nothing was output, by a batch for each."""
+        """Split a batch of several files, none of it output yet, into one batch per file."""
         tasks = [Task(batch, task.number + i, task.lane) for i, batch in enumerate(task.batch.members)]
         lane = self._tasks[task.lane]
         place = lane.index(task)
@@ -436,10 +423,10 @@ class Schedule(Generic[Worker]):
         self._digests[place] = self._digests.get(place, frozenset()) | {document.sha256}
 
     def _leave_out(self, task: Task, document: Quarantined) -> None:
-        """Leave out a document, which crashed the workers of `task`, and start all later batches over."""
-        if self._was_output(task):  # what follows it was placed with it
+        """Leave out the document that crashed the workers of `task`, and start all later batches over."""
+        if self._was_output(task):  # and later documents were placed after it
             raise WorkerError(
-                f"A document of the batch at position {task.batch.position} was encoded before, and now "
+                f"A document of the batch at position {task.batch.position} was encoded before, but now "
                 f"crashes workers: {document.cause}.",
                 "Memory may be short or faulty. Everything finished is kept; rerun the same command to resume.",
             )

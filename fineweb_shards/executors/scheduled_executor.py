@@ -1,9 +1,9 @@
-"""What executors with a schedule share: list batches, give them out, yield their blocks in order.
+"""The base of executors with a schedule: list batches, assign them to workers, yield their blocks in order.
 
-What is listed, given out and fetched ahead of its use is bounded (`Producer`, `MaxTokensCutoff`).
+`Producer` and `MaxTokensCutoff` bound how far ahead batches are listed, assigned and fetched.
 
-Everything happens in the caller's thread, inside `encode` and `wait`. A subclass gives out what there is to do
-(`_give_out`), and waits until something has happened (`_listen`).
+Everything happens in the caller's thread, inside `encode` and `wait`. A subclass assigns work (`_give_out`) and waits
+for events (`_listen`).
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ from fineweb_shards.system.background import in_background
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
 from fineweb_shards.units import show_bytes
 
-# Before anything is measured: a token of English has 4.6 bytes, so this is rather too much than too little.
+# Until a ratio is measured. English has 4.6 bytes per token: better to estimate too many than too few.
 _BYTES_PER_TOKEN = 6
 _MARGIN = 1.25
 
-# That one worker may have: it gets its next batch before it has finished the last. From a network it fetches all of
-# them at the same time, each over a connection of its own, because a single connection is slow on a long line.
+# The most one worker may have: it gets its next batch before it has finished the last. From a network it fetches all
+# of them in parallel, each over a separate connection, because a single one is slow over long distances.
 BATCHES = 2
 REMOTE_BATCHES = 8
 
 
 class Producer:
     """Lists batches in a thread, so that a slow disk, network or pipe never blocks the run, and keeps up to `ahead` of
-    them ready. `wake` is called, in the thread, for each batch and for the end.
+    them ready. The thread calls `wake` for each batch and at the end.
 
-    Not a `queue.Queue`, whose lock is taken in Python: a signal handler that raises in the middle of that leaves it
-    locked, and whoever wants to stop the thread then waits for ever. A SimpleQueue is taken in C.
+    A `queue.Queue` would take its lock in Python: a signal handler that raises meanwhile leaves it locked, and stopping
+    the thread then blocks forever. SimpleQueue takes its lock in C.
     """
 
     def __init__(self, batches: Iterator[Batch], ahead: int, wake: Callable[[], object]) -> None:
         self._batches = batches
         self._wake = wake
         self._queue: queue.SimpleQueue[Batch] = queue.SimpleQueue()
-        self._places: queue.SimpleQueue[None] = queue.SimpleQueue()  # in it that are free
+        self._places: queue.SimpleQueue[None] = queue.SimpleQueue()  # an item for each free place in the queue
         for _ in range(ahead):
             self._places.put(None)
         self.ended = False  # every batch has been taken
-        self.failure: BaseException | None = None  # the error with which the listing ended, if any
+        self.failure: BaseException | None = None  # the error that ended the listing, if any
         self._stopped = False
-        # Its thread is a daemon, because it may be blocked for ever in a read of standard input.
+        # A daemon thread, because a read of standard input may block forever.
         self._listing = in_background(self._run)
         self._listing.add_done_callback(lambda _: wake())
 
     def take(self) -> Batch | None:
-        """Return the next batch, or None if there is none yet, or none any more (`ended`)."""
-        is_complete = self._listing.done()  # asked first: if it has ended, its last batch is in the queue
+        """Return the next batch; None if none is ready or the listing has `ended`."""
+        is_complete = self._listing.done()  # check this first: then the last batch is in the queue
         try:
             batch = self._queue.get_nowait()
         except queue.Empty:
@@ -80,12 +80,12 @@ class Producer:
             return batch
         self.ended, self.failure = True, self._listing.exception()
         if not isinstance(self.failure, Exception | None):
-            # SystemExit and the like: raised as they are, they would end the program without a message.
+            # SystemExit and the like would end the program without a message.
             self.failure = ShardError(f"The listing of the input failed: {self.failure!r}")
         return None
 
     def end(self, failure: Exception) -> None:
-        """Let the listing end here, with this error."""
+        """End the listing here with this error."""
         self.ended, self.failure = True, failure
         self.stop()
 
@@ -104,31 +104,30 @@ class Producer:
 
 
 class MaxTokensCutoff:
-    """Says when the batches under way suffice for `--max-tokens`: what is given out beyond that is fetched and encoded
-    for nothing, and bytes out of a bucket cost money. `wanted_tokens` returns how many tokens are still missing; None
-    if there is no limit. How many tokens a byte makes is measured: a condition on documents, or limits of length, may
-    leave few of them."""
+    """Decides when the batches in flight suffice for `--max-tokens`: fetching more would waste time and, from a bucket,
+    money. `wanted_tokens` returns the number of tokens still missing; None: no limit. The tokens per byte are measured,
+    because a filter or length limits may drop most documents."""
 
     def __init__(self, wanted_tokens: Callable[[], int | None]) -> None:
         self._wanted_tokens = wanted_tokens
         self._first = wanted_tokens()
 
     def is_met_by(self, waiting_bytes: int, output_bytes: int) -> bool:
-        """Return whether batches of `waiting_bytes` will probably make all that is missing, as those of `output_bytes`
-        made what is there."""
+        """Return whether batches of `waiting_bytes` will probably yield all missing tokens, judging by the batches of
+        `output_bytes` so far."""
         wanted = self._wanted_tokens()
         if wanted is None or self._first is None:
             return False
         made = self._first - wanted
-        if output_bytes and not made:  # nothing was kept so far
+        if output_bytes and not made:  # no document was kept so far
             return False
         bytes_per_token = output_bytes / made if output_bytes else _BYTES_PER_TOKEN
         return waiting_bytes >= _MARGIN * wanted * bytes_per_token
 
 
 class Waits:
-    """What workers wait for: the observer is told when the first wait for a cause begins and the last ends. A worker is
-    any hashable handle."""
+    """Tracks the waits of workers: tells the observer when the first wait for a cause begins and the last one ends. A
+    worker is any hashable handle."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -143,17 +142,17 @@ class Waits:
         self._observer.set_wait(cause, next(iter(reasons.values()), None))
 
     def end(self, worker: Hashable) -> None:
-        """Note that a worker has ended, however it did."""
+        """Note that a worker has ended."""
         for cause in [cause for cause, reasons in self._reasons.items() if worker in reasons]:
             self.note(worker, cause, None)
 
     def waits(self, worker: Hashable) -> bool:
-        """Return whether a worker waits for anything. May be called from any thread."""
+        """Return whether a worker waits for anything. Thread-safe."""
         return any(worker in reasons for reasons in list(self._reasons.values()))
 
 
 class ScheduledExecutor(Executor, Generic[Worker]):
-    """Has the batches of a schedule done by workers of any kind."""
+    """Runs a schedule with workers of any kind."""
 
     def __init__(
         self,
@@ -169,16 +168,16 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         unreadable = partial(replace_unreadable, spec.source)
         self._is_mix = False
         self._schedule: Schedule[Worker] = Schedule(window_bytes, queued_batches, unreadable, quarantined)
-        self._producers: dict[int, Producer] = {}  # of the listings that have not ended
-        self._failures: dict[int, BaseException] = {}  # of listings of which no more can be read
+        self._producers: dict[int, Producer] = {}  # of the unfinished listings
+        self._failures: dict[int, BaseException] = {}  # of listings that can't be read further
         self._choose: ChooseListing = choose_first
         self._cutoff = MaxTokensCutoff(lambda: None)
-        self._ahead = 1  # how many batches to list ahead, in all
+        self._ahead = 1  # how many batches to list ahead, over all listings
 
     def __enter__(self) -> Self:
         try:
             self._start()
-        except BaseException:  # perhaps interrupted: the workers that were started are ended
+        except BaseException:  # even an interrupt must end the workers started so far
             self.__exit__()
             raise
         return self
@@ -189,19 +188,19 @@ class ScheduledExecutor(Executor, Generic[Worker]):
 
     @abstractmethod
     def _give_out(self) -> None:
-        """Give out what there is to do."""
+        """Assign work to workers."""
 
     @abstractmethod
     def _listen(self) -> None:
-        """Wait until something has happened, but not for long, and handle it."""
+        """Wait briefly for events, and handle them."""
 
     @abstractmethod
     def _wake(self) -> None:
-        """End a wait in `_listen`, from another thread: there is another batch."""
+        """End the wait in `_listen`, because a batch is ready. Called from another thread."""
 
     @abstractmethod
     def _finish_file(self, work: FileWork) -> Future[Any]:
-        """Have a file finished by some worker."""
+        """Have a worker finish a file."""
 
     def seal(self, work: Segment | PileWork) -> Future[str]:
         return self._finish_file(work)
@@ -233,7 +232,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
                 for lane in ended:
                     if (failure := producers[lane].failure) is not None:
                         self._fail(lane, failure)
-                # An error ends the run where the stream needs what can't be read: no sooner, whatever is read ahead.
+                # An error ends the run only when the stream needs the listing that can't be read.
                 lane, awaited = self._choose({lane: self._schedule.lanes[lane] for lane in producers})
                 if awaited and lane in self._failures:
                     raise self._failures[lane]
@@ -262,17 +261,17 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         return future.result()
 
     def _abandon_output(self) -> None:
-        """Give up what was not output: the stream ends before it."""
+        """Give up all work that was not output, because the stream ends here."""
         self._schedule.abandon_output()
 
     def _fail(self, lane: int, error: BaseException) -> None:
-        """Note that of a listing no more can be read, after what was yielded."""
+        """Note that a listing can't be read beyond the blocks already yielded."""
         self._failures.setdefault(lane, error)
         self._producers.pop(lane, None)
         self._schedule.abandon_lane(lane)
 
     def _next_lane(self) -> int | None:
-        """Return the listing to read next; None if all have ended, or if no batch is needed now."""
+        """Return the listing to read next; None if all have ended or no batch is needed now."""
         if not self._producers:
             return None
         schedule = self._schedule
@@ -283,7 +282,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         return None if is_met and not (awaited and schedule.was_output(lane)) else lane
 
     def _take_batch(self) -> bool:
-        """Add the next batch of a listing to the schedule, if there is one now, and if it is needed."""
+        """Add the next batch to the schedule if one is ready and needed; return whether one was added."""
         while (lane := self._next_lane()) is not None:
             producer = self._producers[lane]
             if (batch := producer.take()) is not None:
@@ -298,8 +297,8 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         return False
 
     def _refuse_large(self, batch: Batch) -> InputError | None:
-        """Return the error if this is a batch of a mix whose worker would have to wait until its tokens are written:
-        these wait until documents of the other parts are encoded, perhaps by the same worker."""
+        """Return an error if this batch of a mix is too large. Its worker would wait until its tokens are written,
+        which in turn wait for documents of the other parts, perhaps on the same worker."""
         room = self._schedule.window_bytes
         most_bytes = batch.size_bytes * self._spec.vocabulary.dtype.itemsize  # if each byte is a token
         if batch.size_bytes <= room or most_bytes <= MOST_HELD_BYTES:
@@ -309,21 +308,21 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         hint = "Give more memory with --max-memory."
         if file.is_remote:
             local = "Use --download" if file.place == HUB else "Copy it to this machine"
-            hint = f"{local}: from the disk it is read in slices. Or give more memory with --max-memory."
+            hint = f"{local}: a local file is read in slices. Or give more memory with --max-memory."
         return InputError(
             f"{file.path}: {what} {batch.position:,} has {show_bytes(batch.size_bytes)} of text. In a mix it has to "
             f"wait for the other parts, and the memory has room for {show_bytes(room)} of text in flight.",
-            f"{hint} The same command resumes.",
+            f"{hint} Rerun the same command to resume.",
         )
 
 
 def replace_unreadable(source: Parts, task: Task, death: Death) -> EncodedBlock | WorkerError:
-    """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it. `death` is that
-    of the last worker."""
+    """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it. `death` is the
+    last worker's."""
     batch, file = task.batch, source.file_of(task.batch)
     settings = source.of(batch).settings
     sentence = (
-        f"{file.path}: {task.deaths} workers died while they read the batch at position {batch.position}; "
+        f"{file.path}: {task.deaths} workers died while reading the batch at position {batch.position}; "
         f"the last one {death.description}."
     )
     # Skip it only if a resume can start after it; otherwise a resume might find the batch readable.

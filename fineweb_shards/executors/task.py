@@ -1,18 +1,17 @@
-"""Track one batch: the blocks that were encoded, those that a worker still holds, and the workers that died. Track
-files that are to be finished. No I/O.
+"""Track one batch: its encoded blocks, those a worker still holds, and the workers that died on it. Also track the
+files to be finished. No I/O.
 
-The tokens of a block stay with its worker until they are written. If the worker dies before, the batch is encoded again
-from the first block that is missing, and gives the same tokens.
+A worker keeps a block's tokens until they are written. If it dies first, another worker encodes the batch again from
+the first missing block and gets the same tokens.
 
-After three deaths the documents of the batch are encoded one by one (encode_batch.py). From then on it matters how
-workers die on the document that was announced last (`DeathKind`; how a process died is found out in local/pool.py):
+After three deaths the documents of the batch are encoded one by one (encode_batch.py). From then on the way a worker
+dies (`DeathKind`, determined in local/pool.py) decides what happens to the document announced last:
 
-- crashed, or stuck: the document gets the other engine next; if that crashes a worker, too, the document is
-  quarantined;
-- out of memory: other programs may be the cause. The batch is tried alone, without any other worker; another
+- crashed or stuck: the other engine tries the document next; if that crashes a worker too, the document is quarantined;
+- out of memory: other programs may be the cause. The batch is tried alone, while all other workers are idle; another
   death then counts as a crash;
-- killed from outside: this says nothing about the document, which is never quarantined for it. After many
-  kills without any progress the run stops, and can be resumed.
+- killed from outside: the document is not to blame and is never quarantined. After many kills without any progress the
+  run stops and can be resumed.
 """
 
 from __future__ import annotations
@@ -25,19 +24,12 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from fineweb_shards.errors import ShardError, WorkerError
-from fineweb_shards.executors.messages import (
-    FileOrder,
-    FileResult,
-    FileWork,
-    WorkOrder,
-    WriteOrder,
-    describe_work,
-)
+from fineweb_shards.executors.messages import FileOrder, FileResult, FileWork, WorkOrder, WriteOrder, describe_work
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Quarantined
 
 MAXIMUM_DEATHS = 3  # of workers on one batch, before its documents are encoded one by one
-MAXIMUM_KILLS = 30  # from outside on one batch, without a block of it in between
-MAXIMUM_LOSSES = 30  # of workers with encoded blocks of one batch that they had not written
+MAXIMUM_KILLS = 30  # from outside on one batch, without a block in between
+MAXIMUM_LOSSES = 30  # of workers that held unwritten blocks of one batch
 Worker = TypeVar("Worker", bound=Hashable)
 
 
@@ -60,13 +52,13 @@ class Death:
 
 @dataclass
 class DeathCount:
-    """The deaths of workers on one piece of work that is not a document's."""
+    """The deaths of workers on work that involves no document."""
 
     crashes: int = 0
     kills: int = 0
 
     def add(self, death: Death) -> bool:
-        """Count a death; return whether there were too many."""
+        """Count a death; return whether that is one too many."""
         if death.kind in (DeathKind.CRASHED, DeathKind.STUCK):
             self.crashes += 1
         else:
@@ -78,13 +70,13 @@ class DeathCount:
 class HeldBlock:
     """A block whose tokens are not written yet."""
 
-    present: bool = True  # a worker has the tokens; False: they have to be made again
-    order: WriteOrder | None = None  # what of them is to be written, as far as it is known; None: nothing is known
+    present: bool = True  # a worker has the tokens; False: they have to be encoded again
+    order: WriteOrder | None = None  # the placements known so far; None: none are known
     futures: deque[Future[None]] = field(default_factory=deque)  # one for each placement of the order
 
     @property
     def is_placed(self) -> bool:
-        """Whether it is known where all of its tokens belong."""
+        """Whether all of its placements are known."""
         return self.order is not None and self.order.last
 
 
@@ -93,24 +85,24 @@ class Task:
     """A batch, its blocks, and the deaths of workers that encoded it."""
 
     batch: Batch
-    number: int = 0  # in the order in which batches were listed
+    number: int = 0  # in listing order
     lane: int = 0
     blocks: deque[EncodedBlock] = field(default_factory=deque)  # encoded, not yet output
-    lengths: list[int] = field(default_factory=list)  # in tokens, of all blocks that were encoded
-    held: dict[int, HeldBlock] = field(default_factory=dict)  # by the number of the block
-    skip_digests: frozenset[str] | None = None  # None: no worker has got it yet
+    lengths: list[int] = field(default_factory=list)  # in tokens, of all encoded blocks
+    held: dict[int, HeldBlock] = field(default_factory=dict)  # by block number
+    skip_digests: frozenset[str] | None = None  # None: not given to any worker yet
     done: bool = False
     error: ShardError | None = None
-    quarantined: list[Quarantined] = field(default_factory=list)  # not yet passed on with a block
-    trying: Quarantined | None = None  # the document that was announced last
-    is_suspect: bool = False  # a worker died while it had this batch: it gets a worker of its own
-    is_large: bool = False  # than the window: so does this one
+    quarantined: list[Quarantined] = field(default_factory=list)  # not yet attached to a block
+    trying: Quarantined | None = None  # the document announced last
+    is_suspect: bool = False  # a worker died while it had this batch: it gets a separate worker
+    is_large: bool = False  # larger than the window: it gets a separate worker, too
     deaths: int = 0  # of workers on this batch
-    alone: bool = False  # no other worker may have work while it is tried
-    stuck: bool = False  # a worker got stuck while it read the batch
-    is_unreadable: bool = False  # workers keep dying while they read it, before they reach a document
+    alone: bool = False  # try it only while all other workers are idle
+    stuck: bool = False  # a worker got stuck while reading the batch
+    is_unreadable: bool = False  # workers keep dying while reading it, before they reach a document
     one_by_one: bool = False  # encode one document at a time
-    abandoned: bool = False  # nobody needs its other blocks
+    abandoned: bool = False  # its remaining blocks are not needed
     _kills: int = 0
     _losses: int = 0
     _deaths_while_reading: int = 0
@@ -121,8 +113,8 @@ class Task:
         return len(self.lengths)
 
     def order(self, skip_digests: frozenset[str]) -> WorkOrder:
-        """Return the order for the worker that gets this batch now. `skip_digests` are for the first order: a batch
-        that is encoded again has to give the same tokens."""
+        """Return the order to encode this batch. `skip_digests` counts only for the first order: encoding again has to
+        give the same tokens."""
         self.trying = None
         self.done = False
         if self.skip_digests is None:
@@ -134,8 +126,8 @@ class Task:
         )
 
     def fail(self, error: ShardError) -> None:
-        """Note that the rest of the batch can't be done. The error comes in its turn, in place of blocks that were
-        lost. If one of those was output already, it is raised now: its tokens are being waited for."""
+        """Note that the rest of the batch can't be encoded. The error takes the place of the missing blocks. If one of
+        those was already output, its tokens are needed, and the error is raised now."""
         self.done, self.error = True, error
         lost = min((index for index, held in self.held.items() if not held.present), default=self.received)
         if lost < self.received - len(self.blocks):
@@ -146,12 +138,12 @@ class Task:
             self.blocks.pop()
 
     def receive_block(self, index: int, block: EncodedBlock) -> WriteOrder | None:
-        """Keep a block until its turn; return the order to write it, if that is known already. The worker has got past
-        the document that it announced last."""
+        """Keep a block until its turn; return the order to write it if its placements are already known. The block
+        clears the document that the worker announced last."""
         self.trying = None
         self._kills = 0
         again = index < self.received
-        waiting = index - (self.received - len(self.blocks))  # its place among those not yet output
+        waiting = index - (self.received - len(self.blocks))  # its place among the blocks not yet output
         if not again:
             self.lengths.append(len(block.tokens))
             self.blocks.append(block)
@@ -161,13 +153,13 @@ class Task:
         elif len(block.tokens) != self.lengths[index]:
             raise WorkerError(
                 f"The batch at position {self.batch.position} gave {len(block.tokens):,} tokens when it was "
-                f"encoded again, and {self.lengths[index]:,} before.",
+                f"encoded again, but {self.lengths[index]:,} before.",
                 "Everything finished is kept; rerun the same command to resume.",
             )
         if not isinstance(block.tokens, HeldTokens):
             return None
         if again and index not in self.held:
-            return WriteOrder(self.number, index)  # it is written already
+            return WriteOrder(self.number, index)  # already written
         held = self.held.setdefault(index, HeldBlock())
         held.present = True
         return held.order
@@ -199,11 +191,11 @@ class Task:
         return None
 
     def note_loss(self, death: Death) -> None:
-        """Count a worker that died with blocks of this batch; raise WorkerError after too many."""
+        """Count a worker that died with blocks of this batch; WorkerError after too many."""
         self._losses += bool(self.held)
         if self._losses >= MAXIMUM_LOSSES:
             raise WorkerError(
-                f"{self._losses} workers died before they had written the tokens of the batch at position "
+                f"{self._losses} workers died before they could write the tokens of the batch at position "
                 f"{self.batch.position}; the last one {death.description}.",
                 "Find out what ends them; rerun the same command to resume.",
             )
@@ -222,7 +214,7 @@ class Task:
 
 @dataclass(eq=False)
 class FileTask:
-    """A file that is to be finished, and the deaths of workers that tried."""
+    """A file to be finished, and the deaths of workers that tried."""
 
     number: int
     work: FileWork | None
@@ -246,20 +238,19 @@ class FileTask:
 
 
 class FileTasks(Generic[Worker]):
-    """All file tasks that are not done, and the worker that has each of them."""
+    """All unfinished file tasks, and the worker that has each of them."""
 
     def __init__(self) -> None:
         self._tasks: dict[int, FileTask] = {}  # by number
         self._count = 0
 
     def add(self, work: FileWork) -> Future[Any]:
-        """Add a task that nobody has yet."""
         task = self._tasks[self._count] = FileTask(self._count, work)
         self._count += 1
         return task.future
 
     def give_out(self, workers: Iterable[Worker]) -> Iterator[tuple[Worker, FileOrder]]:
-        """Give every task that nobody has to the worker with the fewest."""
+        """Give every unassigned task to the worker with the fewest."""
         waiting = [task for task in self._tasks.values() if task.worker is None]
         available = list(workers) if waiting else []
         for task in waiting if available else []:
@@ -273,7 +264,7 @@ class FileTasks(Generic[Worker]):
         self._tasks.pop(result.number).finish(result)
 
     def remove_worker(self, worker: Worker, death: Death | None = None) -> None:
-        """Take back the tasks of a worker that is gone; if it died, that is counted."""
+        """Take back the tasks of a worker that is gone, and count its death."""
         for task in [task for task in self._tasks.values() if task.worker == worker]:
             task.worker = None
             if death is not None:

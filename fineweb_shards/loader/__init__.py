@@ -1,4 +1,4 @@
-"""A data loader for training code: gives batches of tokens from finished shards to rank r of n.
+"""A data loader for training code: batches of tokens from finished shards for rank r of n.
 
 from fineweb_shards.loader import ShardLoader
 

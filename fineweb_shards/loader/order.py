@@ -1,10 +1,9 @@
-"""Which tokens are in which batch: in the order of build-nanogpt's DataLoaderLite, where each rank goes through all
-shards as they come, or in rows, of which the ranks take a batch each in turn.
+"""Decide which tokens are in which batch: in the order of build-nanogpt's DataLoaderLite, where each rank reads all
+shards in order, or in rows, of which the ranks take a batch each in turn.
 
-A row is `seq_len` tokens and the one that follows them, the last target. Rows come from one shard; what is left at its
-end is too short for one. Aligned rows begin at a document and are filled with those that follow. The next row begins at
-the first document after it: what is left of a document that was cut is skipped, as in modded-nanogpt, because no row
-could begin with it.
+A row is `seq_len` tokens plus the next one, the last target. A row comes from a single shard; the rest at the end of a
+shard is dropped. An aligned row begins at a document and continues with the following ones. The next row begins at the
+first document after it: the rest of the truncated document is skipped, as in modded-nanogpt.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Value = TypeVar("Value")
 
 
 class Stream:
-    """Ranges of a shard's tokens, one after the other. Tokens are only copied when they are read."""
+    """Consecutive ranges of a shard's tokens, copied only when they are read."""
 
     def __init__(self, tokens: TokenSequence, begins: Positions, ends: Positions) -> None:
         self._tokens, self._begins, self._ends = tokens, begins, ends
@@ -37,7 +36,6 @@ class Stream:
         return int(self.boundaries[-1])
 
     def read(self, begin: int, end: int) -> Tokens:
-        """Return the tokens from `begin` to `end`."""
         first = int(self.boundaries.searchsorted(begin, "right")) - 1
         last = int(self.boundaries.searchsorted(end, "left"))
         pieces = []
@@ -49,7 +47,7 @@ class Stream:
 
 
 def align_rows(boundaries: Positions, tokens: int, seq_len: int) -> Positions:
-    """Return where aligned rows begin, given where documents do."""
+    """Return the starts of aligned rows, given those of documents."""
     following = boundaries.searchsorted(boundaries + seq_len)  # the first document after each row
     begins = []
     place = 0
@@ -60,14 +58,14 @@ def align_rows(boundaries: Positions, tokens: int, seq_len: int) -> Positions:
 
 
 class Latest(Generic[Value]):
-    """The last two values that `make` has made: a batch is rarely from more shards. A pickle has none."""
+    """Caches the last two values of `make`, because a batch rarely spans more shards."""
 
     def __init__(self, make: Callable[[Any], Value]) -> None:
         self._make = make
         self._kept: dict[Any, Value] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_make": self._make, "_kept": {}}  # a mapped shard would be pickled with all its tokens
+        return {"_make": self._make, "_kept": {}}  # pickling a mapped shard would copy all its tokens
 
     def __getitem__(self, key: Any) -> Value:
         if key not in self._kept:
@@ -78,18 +76,18 @@ class Latest(Generic[Value]):
 
 
 class Order(ABC):
-    """Which tokens are in which batch of which epoch, for one rank.
+    """The tokens of every batch of every epoch, for one rank.
 
-    It is a function of the shards and the settings alone. Shards that a build adds come after the others, so that all
-    ranks, and all workers of a DataLoader, have the same order whenever they see a new one.
+    The order depends only on the shards and the settings. Shards added by a build come last, so that all ranks, and all
+    workers of a DataLoader, have the same order no matter when they see a new one.
     """
 
-    # Whether the rows of all ranks together depend on world_size x batch_size only, not on each of the two.
+    # Whether the rows of all ranks together depend only on the product world_size x batch_size.
     any_world_size: ClassVar[bool] = False
 
     def __init__(self, shards: Shards, settings: LoaderSettings, rank: int) -> None:
         self._shards, self._settings, self._rank = shards, settings, rank
-        self._ends: list[int] = []  # of what was counted of each shard so far, in the order of the epoch
+        self._ends: list[int] = []  # cumulative batches or rows of the shards counted so far, in epoch order
 
     @abstractmethod
     def has(self, epoch: int, number: int) -> bool:
@@ -97,31 +95,30 @@ class Order(ABC):
 
     @abstractmethod
     def count(self, epoch: int) -> int:
-        """Return how many batches an epoch has. Waits for the end of a build."""
+        """Return the number of batches of an epoch. Waits for the end of a build."""
 
     @abstractmethod
     def batch(self, epoch: int, number: int) -> tuple[Rows, Rows]:
-        """Return inputs and targets of a batch, for which `has` was true."""
+        """Return inputs and targets of a batch for which `has` returned True."""
 
     @property
     def _counted(self) -> int:
-        """The number of this rank's batches, or of the rows, in the shards that were counted."""
+        """The number of this rank's batches, or of rows, in the shards counted so far."""
         return self._ends[-1] if self._ends else 0
 
     def _find(self, number: int) -> tuple[int, int]:
-        """Return in which shard, by its turn, a counted batch or row is, and its number there."""
+        """Return the turn of the shard of a counted batch or row, and its number in that shard."""
         turn = bisect_right(self._ends, number)
         return turn, number - (self._ends[turn - 1] if turn else 0)
 
 
 class SequentialOrder(Order):
-    """Batches of tokens that follow each other, the ranks side by side; the same in every epoch."""
+    """Batches of consecutive tokens, the ranks side by side; the same in every epoch."""
 
     def __init__(self, shards: Shards, settings: LoaderSettings, rank: int) -> None:
         super().__init__(shards, settings, rank)
         self._size, self._world_size = settings.batch_size * settings.seq_len, settings.world_size
-        # The last rank has the fewest. All stop there: with different numbers, ranks would wait for each other for
-        # ever.
+        # The last rank has the fewest, and all stop there: otherwise ranks would wait for each other forever.
         self._batches = 0
         self._tokens = Latest(self._map)
 
@@ -143,8 +140,8 @@ class SequentialOrder(Order):
         return tokens[:-1], tokens[1:].copy()  # a copy: changing the targets must not change the inputs
 
     def _count_batches(self, tokens: int, rank: int) -> int:
-        """Count the batches that DataLoaderLite takes from a shard: one without a check, and more as long as another
-        step of all ranks fits after the last."""
+        """Return the number of batches that DataLoaderLite takes from a shard: the first without a check, then more
+        while another step of all ranks fits."""
         if tokens < self._size * (rank + 1) + 1:
             return 0
         return max(1, (tokens - 1 - self._size * rank) // (self._size * self._world_size))
@@ -158,10 +155,10 @@ class SequentialOrder(Order):
 
 
 class RowOrder(Order):
-    """All rows of all shards. With a seed, shards and what is in them are shuffled for every epoch.
+    """All rows of all shards. With a seed, shards and their rows or documents are shuffled for every epoch.
 
-    If a build is followed, it may add shards in the first epoch: they are then taken as they come, and also if they are
-    all there, because the order must not depend on the time.
+    In the first epoch of a followed build, which may add shards, they are read in the order in which they were made,
+    even if all exist already: the order must not depend on timing.
     """
 
     any_world_size = True
@@ -172,7 +169,7 @@ class RowOrder(Order):
         self._shuffle = None if settings.seed is None else settings.shuffle
         self._rows_per_step = settings.world_size * settings.batch_size  # of all ranks
         self._epoch = 0
-        self._turns: list[int] | None = None  # the shards in the order of the epoch; None: as they come
+        self._turns: list[int] | None = None  # the shards in epoch order; None: in the order they were made
         self._rows = Latest(self._cut)
 
     def has(self, epoch: int, number: int) -> bool:
@@ -205,7 +202,7 @@ class RowOrder(Order):
         return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
     def _count_unaligned(self, tokens: int) -> int:
-        """Return how many rows that many tokens have, which no shuffling changes unless rows are aligned."""
+        """Return the number of unaligned rows in that many tokens, which shuffling does not change."""
         return max(0, tokens - 1) // self._seq_len
 
     def _has_turn(self, turn: int) -> bool:
@@ -225,10 +222,10 @@ class RowOrder(Order):
         return turn if self._turns is None else self._turns[turn]
 
     def _cut(self, key: tuple[int, int]) -> tuple[Stream, Positions]:
-        """Return the tokens of a shard in the order of an epoch, and where its rows begin in them."""
+        """Return the tokens of a shard in the order of an epoch, and the starts of its rows."""
         epoch, number = key
         known = self._shards.known
-        # Begin to fetch the shard that comes after this one in the epoch.
+        # Start fetching the next shard of the epoch.
         turns = range(len(known)) if self._turns is None else self._turns
         following = turns.index(number) + 1
         if following < len(turns):
@@ -244,15 +241,14 @@ class RowOrder(Order):
         return stream, begins
 
     def _arrange(self, shard: Shard, generator: np.random.Generator) -> tuple[Stream, Positions]:
-        """Return the shard's tokens in the order in which they are cut, and where documents begin in it."""
+        """Return the shard's tokens in the order in which they are cut into rows, and the starts of documents."""
         tokens = shard.map()
         if self._shuffle != "documents":
             boundaries = shard.document_starts() if self._settings.align else np.empty(0, np.int64)
             return Stream(tokens, np.array([0]), np.array([len(tokens)])), boundaries
         begins = shard.document_starts()
         if not self._settings.align and (not len(begins) or begins[0]):
-            # The rest of a document of the shard before.
-            begins = np.concatenate([np.zeros(1, np.int64), begins])
+            begins = np.concatenate([np.zeros(1, np.int64), begins])  # the rest of the previous shard's last document
         ends = np.append(begins[1:], len(tokens))[: len(begins)]
         order = generator.permutation(len(begins))
         shuffled = Stream(tokens, begins[order], ends[order])

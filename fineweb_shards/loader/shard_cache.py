@@ -1,12 +1,11 @@
-"""Keep the shards of a bucket that a loader needs on this machine: fetched when their turn comes, checked.
+"""Cache the shards of a bucket on this machine for a loader, fetched when they are needed, and checked.
 
-A file is fetched in pieces, when their tokens are read: the segments of our manifest. A piece has its name in the cache
-when all of it is there and right, and the name is the SHA-256 that the manifest has of it: so a piece that was fetched
-earlier, or by another process, is only looked up.
+A file is fetched in pieces, the segments of our manifest, when their tokens are read. A complete and correct piece is
+named by its SHA-256 from the manifest. So a piece that was fetched earlier, or by another process, is found by name.
 
-Several processes may share a cache. Whoever fetches a piece holds a lock, and the others wait for it. Whoever reads one
-holds a shared lock on it as long as it is mapped, and what is locked is never deleted. All of them are freed by the
-system, however a process ends.
+Several processes may share a cache. The process that fetches a piece holds a lock, for which others wait. A reader
+holds a shared lock on a piece as long as it is mapped; locked pieces are never deleted. The system releases all locks,
+however a process ends.
 """
 
 from __future__ import annotations
@@ -38,35 +37,34 @@ from fineweb_shards.system.own_files import open_own
 from fineweb_shards.types import ShardRecord, Tokens
 
 DEFAULT_BYTES = 20 * 10**9
-# What `_path` and `_download` name, and nothing else: the folder is the user's, and may hold other files.
+# The names made by `_path` and `_download`. The folder is the user's, and may contain other files.
 _PIECE_NAME = re.compile(r"[0-9a-f]{64}\.tokens")
 _PART_NAME = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{8}\.part")
 _FEWEST_MAPPED = 2
-_LOCKS = 64  # a lock is for all pieces with the same remainder: so that no piece leaves a lock file
+_LOCKS = 64  # pieces share locks by remainder, which bounds the number of lock files
 
 
 class ShardCache:
-    """A folder with pieces. Of those that are not being read, the ones that were used last are kept, up to
-    `limit_bytes` in all."""
+    """A folder with pieces. Of those not being read, the most recently used are kept, up to `limit_bytes` in all."""
 
     def __init__(self, folder: str | Path | None, limit_bytes: int) -> None:
         self.folder = cache_home() / "loader" if folder is None else Path(os.path.expanduser(folder))
         self.limit_bytes = limit_bytes
 
     def map(self, store: Store, piece: ShardRecord) -> NDArray[np.uint8]:
-        """Map a piece into memory; fetch it first if it is not here. It is not deleted as long as the array, or a part
-        of it, exists."""
-        check_not_forked(store.location)  # also if this piece is here: the next one may not be
+        """Map a piece into memory, after fetching it if it is missing. It is not deleted as long as the array, or a
+        view of it, exists."""
+        check_not_forked(store.location)  # even if this piece is cached: the next one may not be
         path = self._path(piece)
         while True:
             self._fetch(store, piece)
-            with contextlib.suppress(FileNotFoundError), open_own(path, "rb") as file:  # deleted right now
-                try_lock(file, shared=True)  # held by the array's own copy of the descriptor
+            with contextlib.suppress(FileNotFoundError), open_own(path, "rb") as file:  # another process deleted it
+                try_lock(file, shared=True)  # kept by the array's own copy of the descriptor
                 os.utime(file.fileno() if os.utime in os.supports_fd else path)
                 return np.memmap(file, np.uint8, "r")
 
     def fetch_ahead(self, store: Store, piece: ShardRecord) -> None:
-        """Begin to fetch a piece in the background. If that fails, `map` will say so."""
+        """Start fetching a piece in the background. If that fails, `map` raises the error."""
         if not self._has(piece):
             in_background(partial(self._fetch, store, piece))
 
@@ -84,7 +82,7 @@ class ShardCache:
             return False
 
     def _fetch(self, store: Store, piece: ShardRecord) -> None:
-        """Make sure that a piece is here."""
+        """Make sure that a piece is in the cache."""
         if self._has(piece):
             return
         try:
@@ -123,19 +121,19 @@ class ShardCache:
                 raise DamageError(
                     f"{store.location}/{piece.name}: SHA-256 of bytes {piece.offset:,} to {end:,} is "
                     f"{digest}, should be {piece.sha256}.",
-                    f"`fineweb-shards verify {store.location}` names all damaged files. If it was rebuilt, restart "
-                    "the training.",
+                    f"`fineweb-shards verify {store.location}` names all damaged files. If the output was rebuilt, "
+                    "restart the training.",
                 )
             os.replace(part, self._path(piece))
         finally:
             part.unlink(missing_ok=True)
 
     def _make_room(self, left_bytes: int) -> None:
-        """Delete pieces that are not being read, least recently used first, until the rest has at most `left_bytes`
-        bytes; and what is left of interrupted downloads. Files of others are left alone, and do not count."""
+        """Delete pieces that are not being read, least recently used first, until at most `left_bytes` are left, and
+        the leftovers of interrupted downloads. Other files are left alone and do not count."""
         found = []
         for path in self.folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another process deletes, too
+            with contextlib.suppress(FileNotFoundError):  # another process deleted it
                 if _PIECE_NAME.fullmatch(path.name):
                     state = path.lstat()
                     if stat.S_ISREG(state.st_mode):
@@ -151,7 +149,7 @@ class ShardCache:
 
 
 def _remove_unlocked(path: Path, lock: Path) -> bool:
-    """Delete a file if nobody holds its lock; return whether it was deleted."""
+    """Delete a file if its lock is free; return whether it was deleted."""
     file: BinaryIO
     with open_own(lock, "rb") as file:
         if not try_lock(file):
@@ -167,7 +165,7 @@ def _remove_unlocked(path: Path, lock: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BucketPieces:
-    """The segments of a file in a bucket, in order and without a gap, and where they are kept."""
+    """The consecutive segments of a file in a bucket, and their cache."""
 
     store: Store
     pieces: tuple[ShardRecord, ...]
@@ -177,7 +175,7 @@ class BucketPieces:
 class PiecedTokens:
     """The tokens of a file, or of a part of it, which can be sliced like an array.
 
-    The pieces that were read last stay mapped, at most a quarter of the cache, and are not deleted meanwhile.
+    The most recently read pieces, at most a quarter of the cache, stay mapped and are not deleted meanwhile.
     """
 
     def __init__(self, file: TokenFile, bucket: BucketPieces) -> None:
@@ -188,7 +186,7 @@ class PiecedTokens:
             if piece.offset < file.end_bytes and file.header_bytes < piece.offset + piece.bytes
         ]
         self._begins = [piece.offset for piece in self._pieces]
-        self._mapped: dict[int, Tokens] = {}  # by the number of a piece; the last one was read last
+        self._mapped: dict[int, Tokens] = {}  # by piece number, most recently read last
 
     def __len__(self) -> int:
         return self._file.tokens
@@ -209,12 +207,12 @@ class PiecedTokens:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def fetch_ahead(self, number: int = 0) -> None:
-        """Begin to fetch a piece, if there is one of this number."""
+        """Start fetching a piece, if there is one with this number."""
         if number < len(self._pieces):
             self._cache.fetch_ahead(self._store, self._pieces[number])
 
     def _map(self, number: int) -> Tokens:
-        """Return the tokens of a piece; fetch the next one in the background if this one is new."""
+        """Return the tokens of a piece; if it was not mapped, start fetching the next one."""
         tokens = self._mapped.pop(number, None)
         if tokens is None:
             piece, header = self._pieces[number], self._file.header_bytes

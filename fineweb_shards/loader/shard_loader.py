@@ -1,20 +1,20 @@
-"""`ShardLoader`: the batches of one rank, one after the other, with a position that can be saved.
+"""`ShardLoader`: the batches of one rank, in order, with a position that can be saved.
 
-What the order is:
+The order is:
 
-- without a seed, that of build-nanogpt's DataLoaderLite, on every rank; a shard that is too short for it,
-  where DataLoaderLite crashes, is skipped;
-- with `align="document"`, rows (of `seq_len` tokens) that begin at a document, in the order of the files;
-- with a seed, shards are shuffled, and the rows of each of them; with `shuffle="documents"` the documents of
-  each shard, which are then cut into rows.
+- without a seed, that of build-nanogpt's DataLoaderLite, on every rank; shards that are too short, which crash
+  DataLoaderLite, are skipped;
+- with `align="document"`, rows of `seq_len` tokens that begin at a document, in file order;
+- with a seed, shuffled shards and the shuffled rows of each; with `shuffle="documents"` the shuffled documents of each
+  shard, which are then cut into rows.
 
-With a seed every epoch has another order. It is the same on all ranks: no two ranks see the same row, and a row comes
-at most once an epoch (the last few may not fill a batch on all ranks). Every rank has the same number of batches in an
-epoch. (DataLoaderLite gives some ranks a few more: they are left out, so that no rank waits for another.)
+With a seed every epoch has a different order. It is the same on all ranks: no two ranks see the same row, and a row
+occurs at most once per epoch (the last few may not fill a batch on all ranks). Every rank has the same number of
+batches per epoch; DataLoaderLite's extra batches of some ranks are left out, so that no rank waits for another.
 
-Shards are memory-mapped, not loaded; those in a bucket are fetched first (shard_cache.py). Of two shards the boundaries
-of rows and documents are in memory, about 60 bytes for each; files of more than 134M tokens count as several shards
-where documents are looked up.
+Shards are memory-mapped, not loaded; those in a bucket are fetched first (shard_cache.py). The boundaries of rows and
+documents of two shards are in memory, about 60 bytes each; files of more than 134M tokens count as several shards where
+documents are needed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from fineweb_shards.loader.shard_cache import DEFAULT_BYTES, ShardCache
 from fineweb_shards.loader.shards import FollowedShards, LoaderSettings, Shuffle, open_folder, open_shards
 from fineweb_shards.reading.token_file import split_location
 
-# What settings were called in earlier versions, whose states are still read.
+# The names of settings in earlier versions, whose states are still read.
 _OLD_NAMES = {"length": "seq_len", "ranks": "world_size"}
 
 
 class ShardLoader:
-    """An endless sequence of batches. `epoch` counts the passes completed, `len` is the length of one."""
+    """An endless sequence of batches. `epoch` counts completed passes, `len` is the length of one."""
 
     def __init__(
         self,
@@ -65,25 +65,23 @@ class ShardLoader:
     ) -> None:
         """Open the shards: all files with `split` in their name if `shards` is a folder, else these files.
 
-        `seed` shuffles, by `shuffle`: the rows of a shard, or its documents. With `align="document"` every row begins
-        at a document; what is left of the last document in a row is skipped. `eot` is the token that separates
-        documents, if the manifest beside the shards does not say it and it is not GPT-2's.
+        `seed` shuffles the rows of a shard or its documents, as `shuffle` says. With `align="document"` every row
+        begins at a document; the rest of a row's last document is skipped. `eot` is the token that separates documents,
+        needed only if it is not GPT-2's and no manifest beside the shards names it.
 
         With `follow=True` a build may still be running in the folder: `next_batch` waits for its next shard, and the
-        first epoch ends when the build is complete. If no build has been running for `patience_seconds`, that is an
-        InputError.
+        first epoch ends when the build is complete. If no build runs for `patience_seconds`, InputError is raised.
 
         Shards may be in a bucket (`s3://bucket/folder`, or addresses of files): each is fetched into `cache_dir` (by
-        default in the user's cache folder) when its turn comes, the next one ahead of time, and checked. Of what is not
-        being read, up to `cache_bytes` in all are kept there. Processes may share it. All of a shard that is shuffled
-        has to fit.
+        default in the user's cache folder) shortly before it is read, and checked. The cache keeps up to `cache_bytes`
+        of shards that are not being read, and may be shared by several processes. A shuffled shard has to fit in it.
 
         `length` and `ranks` are the old names of `seq_len` and `world_size`.
         """
         seq_len, world_size = renamed_argument("length", length, seq_len), renamed_argument("ranks", ranks, world_size)
         world_size = 1 if world_size is None else world_size
         if seq_len is None:
-            raise TypeError("seq_len is missing: how many tokens a row has")
+            raise TypeError("seq_len is missing: the number of tokens in a row")
         if min(batch_size, seq_len, world_size) < 1 or not 0 <= rank < world_size:
             raise ValueError("batch_size, seq_len and world_size must be at least 1, and rank below world_size")
         if align not in (None, "document") or shuffle not in ("rows", "documents"):
@@ -112,22 +110,22 @@ class ShardLoader:
             self._check_not_empty(0)
 
     def count_batches(self, epoch: int) -> int:
-        """Return the number of batches of an epoch; TypeError (as `len` has it) while a build is followed."""
+        """Return the number of batches of an epoch; TypeError (as from `len`) until a followed build is complete."""
         if not self._shards.complete:
-            raise TypeError("how many batches there are is not known before the build is complete")
+            raise TypeError("the number of batches is unknown until the build is complete")
         return self._order.count(epoch)
 
     def __len__(self) -> int:
         """Return the number of batches that every rank gets in the current pass over the shards.
 
-        Rows that begin at a document have to be counted: the first time, all shards are searched for documents. If
-        documents are shuffled, too, every epoch has a few more or fewer.
+        With `align="document"` the first call searches all shards for documents to count the rows. If documents are
+        shuffled, too, the number varies slightly between epochs.
         """
         return self.count_batches(self._epoch)
 
     @property
     def epoch(self) -> int:
-        """The number of passes completed. While a build is followed, waits until that is known."""
+        """The number of completed passes. Waits for a followed build until it is known."""
         return self._epoch + (not self._order.has(self._epoch, self._number))
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
@@ -138,11 +136,11 @@ class ShardLoader:
         """Return the next inputs and targets, int64, `batch_size` x `seq_len` each.
 
         After the last batch of an epoch comes the first of the next. In several workers of a torch DataLoader this is
-        an error, because each would give the same batches: `ShardDataset` divides them.
+        an error, because all would return the same batches: `ShardDataset` divides them.
         """
         if torch_worker()[1] > 1:
             raise RuntimeError(
-                "a ShardLoader in several workers of a torch DataLoader would give each batch several times: "
+                "a ShardLoader in several workers of a torch DataLoader would repeat each batch in every worker: "
                 "use fineweb_shards.torch_dataset.ShardDataset, or num_workers=0"
             )
         if not self._order.has(self._epoch, self._number):
@@ -153,10 +151,8 @@ class ShardLoader:
         return batch
 
     def epoch_batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, Any]]:
-        """Yield the batches of an epoch from number `start` on; in a worker of a torch DataLoader, its share.
-
-        A DataLoader asks its workers in turn, so that the order is the same for any number of them.
-        """
+        """Yield the batches of an epoch from number `start` on; in a worker of a torch DataLoader, its share. A
+        DataLoader asks its workers in turn, so the order is the same for any number of them."""
         worker, workers = torch_worker()
         number = start + worker
         while self.has_batch(epoch, number):
@@ -164,7 +160,7 @@ class ShardLoader:
             number += workers
 
     def has_batch(self, epoch: int, number: int) -> bool:
-        """Return whether an epoch has a batch of this number; wait while a followed build may make it."""
+        """Return whether an epoch has a batch of this number; wait while a followed build may add it."""
         return self._order.has(epoch, number)
 
     def batch(self, epoch: int, number: int) -> tuple[Any, Any]:
@@ -197,7 +193,7 @@ class ShardLoader:
         """
         state = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
         known = len(self._shards.known)
-        # A build that is followed may have made more shards since, or this rank has not looked yet.
+        # A followed build may have made more shards since, or this rank has not looked yet.
         shards = int(state.get("shard_count", known)) if self._settings.follow else known
         there = not shards or self._shards.has(shards - 1)
         here = {**asdict(self._settings), "shards": self._digest(shards) if there else "fewer"}
@@ -215,30 +211,30 @@ class ShardLoader:
         return hashlib.sha256(labels.encode()).hexdigest()
 
     def _check_fits(self, cache_bytes: int) -> None:
-        """Raise InputError if a shard in a bucket that is shuffled does not fit into the cache: its pieces would be
-        fetched again and again."""
+        """Raise InputError if a shuffled shard in a bucket does not fit in the cache: its pieces would be fetched over
+        and over."""
         for shard in self._shards.known:
             size_bytes = shard.file.end_bytes - shard.file.header_bytes
             if shard.bucket is not None and size_bytes > cache_bytes:
                 raise InputError(
-                    f"{shard.file.address}: with a seed all of its {size_bytes:,} bytes are read in "
-                    f"any order, and cache_bytes is {cache_bytes:,}.",
-                    "Set cache_bytes higher, or export it into a layout with smaller files.",
+                    f"{shard.file.address}: with a seed all of its {size_bytes:,} bytes are read in random order, "
+                    f"but cache_bytes is {cache_bytes:,}.",
+                    "Set cache_bytes higher, or export it to a layout with smaller files.",
                 )
 
     def _check_not_empty(self, epoch: int) -> None:
-        """Raise InputError for an epoch without any batch, instead of looking for one for ever."""
+        """Raise InputError for an epoch without any batch, instead of looking for one forever."""
         if not self._order.has(epoch, 0):
             settings = self._settings
             raise InputError(
-                f"{self._name}: no shard holds a batch of {settings.batch_size} x {settings.seq_len} tokens "
+                f"{self._name}: no shard has a batch of {settings.batch_size} x {settings.seq_len} tokens "
                 f"for each of {settings.world_size} ranks.",
                 "Choose a smaller batch_size or seq_len.",
             )
 
 
 def renamed_argument(old_name: str, old: int | None, new: int | None) -> int | None:
-    """Return an argument of the caller that has a new name; with a warning if it came by the old one."""
+    """Return the value of a renamed argument; warn if the caller used its old name."""
     if old is None:
         return new
     if new is not None:
@@ -248,7 +244,7 @@ def renamed_argument(old_name: str, old: int | None, new: int | None) -> int | N
 
 
 def torch_worker() -> tuple[int, int]:
-    """Return this process's number among the workers of a torch DataLoader, and their count; else (0, 1)."""
-    data = sys.modules.get("torch.utils.data")  # every such worker has loaded it
+    """Return this process's number among the workers of a torch DataLoader, and their count; (0, 1) elsewhere."""
+    data = sys.modules.get("torch.utils.data")  # loaded in every such worker
     info = data.get_worker_info() if data else None
     return (0, 1) if info is None else (int(info.id), int(info.num_workers))

@@ -1,9 +1,9 @@
-"""The shards that a loader reads, in their order: files, or parts of a large one; and, as they come, those of a folder
-in which a build may still be running.
+"""The shards that a loader reads, in order: files, parts of large files, or the growing list of shards in a folder
+where a build is still running.
 
-The manifest names a shard when it is whole and on the disk. In a layout whose splits are one file each, a shard is a
-segment of that file: what a checkpoint has added to it. Whether a build is running, its lock says. One that has stopped
-may be resumed, so that its end is only an error after a while.
+The manifest names a shard once it is whole and durable. In a layout with one file per split, a shard is a segment of
+that file, added by a checkpoint. The lock shows whether a build is running. A stopped build may be resumed, so it is an
+error only after a while.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from fineweb_shards.types import Positions, ShardRecord
 from fineweb_shards.units import show_number_of, show_seconds
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
-# Where documents are looked up, their positions are kept in memory: a larger file counts as several shards.
+# If documents are needed, their positions are kept in memory: a larger file counts as several shards.
 MOST_TOKENS = 2**27
 _FIRST_PAUSE_SECONDS = 0.05
-_FIRST_REMOTE_PAUSE_SECONDS = 1.0  # every look at a bucket is two requests
+_FIRST_REMOTE_PAUSE_SECONDS = 1.0  # every look at a bucket takes two requests
 _LONGEST_PAUSE_SECONDS = 5.0
 
 Shuffle = Literal["rows", "documents"]
@@ -52,7 +52,7 @@ Shuffle = Literal["rows", "documents"]
 
 @dataclass(frozen=True, slots=True)
 class LoaderSettings:
-    """What decides which tokens are in which batch, beside the shards: as ShardLoader documents it."""
+    """The settings that, with the shards, determine every batch; ShardLoader documents them."""
 
     batch_size: int
     seq_len: int
@@ -65,45 +65,45 @@ class LoaderSettings:
 
     @property
     def needs_documents(self) -> bool:
-        """Whether documents have to be found in the shards."""
+        """Whether the positions of documents are needed."""
         return self.align is not None or self.shuffle == "documents"
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Tokens that follow each other in a file. Where nobody asks for documents there is no vocabulary."""
+    """Consecutive tokens of a file."""
 
     file: TokenFile  # under its final name
-    vocabulary: Vocabulary | None = None
+    vocabulary: Vocabulary | None = None  # None: documents are not needed
     eot_first: bool = True
-    before: TokenFile | None = None  # what comes before it in the stream, if EOT comes after documents
-    bucket: BucketPieces | None = None  # where it is fetched from; None: it is on this machine
+    before: TokenFile | None = None  # the previous file of the stream, if EOT comes after documents
+    bucket: BucketPieces | None = None  # where to fetch it from; None: it is on this machine
 
     def map(self) -> TokenSequence:
-        """Map the tokens into memory; pages are read when they are used. What is in a bucket is fetched."""
+        """Map the tokens into memory; pages are read on use. A shard in a bucket is fetched."""
         return self.file.map() if self.bucket is None else PiecedTokens(self.file, self.bucket)
 
     def fetch_ahead(self) -> None:
-        """Begin to fetch what is in a bucket, because its turn comes soon."""
+        """Start fetching a shard in a bucket, because it will be needed soon."""
         if self.bucket is not None:
             PiecedTokens(self.file, self.bucket).fetch_ahead()
 
     def document_starts(self) -> Positions:
-        """Return where in the shard documents begin."""
+        """Return the positions in the shard where documents begin."""
         assert self.vocabulary is not None
         mid_document = self.before is not None and self.before.ends_mid_document(self.vocabulary)
         return document_starts(self.map(), self.vocabulary, eot_first=self.eot_first, starts_mid_document=mid_document)
 
 
 class Shards:
-    """A list of shards, to which a running build may add more (FollowedShards). Those that it has never change."""
+    """A list of shards, to which a running build may append more (FollowedShards). Its items never change."""
 
     def __init__(self, known: Sequence[Shard], *, complete: bool = True) -> None:
-        self.known = known  # those that were there at the last look
-        self.complete = complete  # whether no shard will be added
+        self.known = known  # at the last look
+        self.complete = complete  # no more shards will be added
 
     def has(self, number: int) -> bool:
-        """Return whether there is a shard of this number; wait while a build may still make it."""
+        """Return whether there is a shard with this number; wait while a build may still make it."""
         return number < len(self.known)
 
 
@@ -121,8 +121,8 @@ def open_shards(
     settings: LoaderSettings,
     cache: ShardCache,
 ) -> Shards:
-    """Open the files of a folder with `split` in their name, or these files. Those that are in a bucket are fetched
-    into the cache."""
+    """Open the files of a folder with `split` in their name, or these files. Those in a bucket are fetched to the
+    cache."""
     if isinstance(shards, (str, Path)):
         folder = open_folder(shards, cache)
         try:
@@ -136,22 +136,22 @@ def open_shards(
     else:
         found = _open_list(shards, cache)
     if not found:
-        raise InputError(f"{shards}: there is no file of tokens with {split!r} in its name.", "Check the split.")
+        raise InputError(f"{shards}: there is no token file with {split!r} in its name.", "Check the split.")
     if not settings.needs_documents:
         return Shards(found)
     found = [_with_vocabulary(shard, settings.eot) for shard in found]
     first, vocabulary = found[0].file, with_eot(GPT2, settings.eot)
     is_recorded = settings.eot is None and vocabulary_beside(first)
-    if not is_recorded and not first.contains_eot(vocabulary):
+    if not is_recorded and not any(map(vocabulary.count_eots, first.blocks())):
         raise InputError(
             f"{first.address}: it has no token {vocabulary.eot}, which should separate documents.",
-            "Name the token that does with eot=.",
+            "Name the separating token with eot=.",
         )
     return Shards(divide(found))
 
 
 def divide(shards: Iterable[Shard]) -> list[Shard]:
-    """Return the shards with large ones in parts, so that the table of a shard's documents stays small."""
+    """Split large shards, so that the table of a shard's documents stays small."""
     parts = []
     for shard in shards:
         file, before = shard.file, shard.before
@@ -165,7 +165,7 @@ def divide(shards: Iterable[Shard]) -> list[Shard]:
 
 
 def _open_list(locations: Sequence[str | Path], cache: ShardCache) -> list[Shard]:
-    """Open files by their paths or addresses, which may be in several folders."""
+    """Open files, perhaps of several folders, by their paths or addresses."""
     names: dict[str, list[str]] = {}
     for location in locations:
         folder, name = split_location(location)
@@ -175,8 +175,8 @@ def _open_list(locations: Sequence[str | Path], cache: ShardCache) -> list[Shard
 
 
 def _open_in(folder: TokenFolder, names: Sequence[str], cache: ShardCache) -> Iterator[Shard]:
-    """Open files of a folder. Those in a bucket must be in our manifest: it has the hashes by which what is fetched is
-    checked, and with thousands of shards it would take minutes to ask for the header of each."""
+    """Open files of a folder. Those in a bucket must be in our manifest, which has their hashes; moreover, fetching the
+    headers of thousands of shards would take minutes."""
     if not folder.store.is_remote:
         yield from map(Shard, open_files_in(folder, names))
         return
@@ -185,8 +185,8 @@ def _open_in(folder: TokenFolder, names: Sequence[str], cache: ShardCache) -> It
     for name in names:
         if manifest is None or name not in known:
             raise InputError(
-                f"{folder.address(name)}: no manifest of a build names it, with a hash by which it could be checked.",
-                "Copy the files to this machine: there a loader takes those of any program.",
+                f"{folder.address(name)}: no manifest of a build has its hash, so it can't be checked.",
+                "Copy the files to this machine: from there a loader reads those of any program.",
             )
         yield _recorded_shard(folder, manifest.shard_format, known[name].segments, cache)
 
@@ -194,7 +194,7 @@ def _open_in(folder: TokenFolder, names: Sequence[str], cache: ShardCache) -> It
 def _recorded_shard(
     folder: TokenFolder, shard_format: ShardFormat, records: Sequence[ShardRecord], cache: ShardCache
 ) -> Shard:
-    """Return segments of a file, which follow each other."""
+    """Return consecutive segments of a file as a shard."""
     first, store = records[0], folder.store
     begin = max(first.offset, shard_format.header_bytes)
     tokens = sum(record.tokens for record in records)
@@ -205,11 +205,11 @@ def _recorded_shard(
 
 
 def _with_vocabulary(shard: Shard, eot: int | None) -> Shard:
-    """Find out which token separates the documents of a file: by the manifest beside it, or GPT-2's."""
+    """Determine the token that separates a file's documents: from the manifest beside it, or GPT-2's."""
     file, vocabulary = shard.file, vocabulary_beside(shard.file)
     if vocabulary is None and eot is None and file.dtype != GPT2.dtype:
         raise InputError(
-            f"{file.address}: it has {file.dtype.name} tokens, and no manifest beside it says which of them "
+            f"{file.address}: it has {file.dtype.name} tokens, and no manifest beside it names the one that "
             "separates documents.",
             "Name that token with eot=.",
         )
@@ -219,12 +219,12 @@ def _with_vocabulary(shard: Shard, eot: int | None) -> Shard:
 
 
 def with_eot(vocabulary: Vocabulary, eot: int | None) -> Vocabulary:
-    """Return the vocabulary with the EOT that the caller has named, if any."""
+    """Return the vocabulary with the caller's EOT, if any."""
     return vocabulary if eot is None else replace(vocabulary, eot=eot)
 
 
 class FollowedShards(Shards):
-    """Shards to which a build adds more. They are in the order in which they were made."""
+    """Shards to which a build adds more, in the order in which they were made."""
 
     def __init__(
         self,
@@ -234,25 +234,25 @@ class FollowedShards(Shards):
         patience_seconds: float,
         cache: ShardCache,
     ) -> None:
-        """Wait at most `patience_seconds` for a build that is not running. The cache is for shards in a bucket."""
+        """Wait at most `patience_seconds` while no build is running. The cache is for shards in a bucket."""
         super().__init__([], complete=False)
         if not folder.store.is_remote and not folder.store.folder.is_dir():
             raise InputError(
-                f"{folder}: there is no such folder, so no build to follow.",
-                "Start the build first, or make the folder if one is about to start.",
+                f"{folder}: there is no such folder, so there is no build to follow.",
+                "Start the build first, or create the folder if one is about to start.",
             )
         self._folder, self._split, self._settings, self._cache = folder, split, settings, cache
         self._patience_seconds = patience_seconds
         self._clock = Clock()
         self._records: tuple[ShardRecord, ...] = ()
-        self._version: object = None  # of the manifest that was read last
+        self._version: object = None  # of the last manifest read
 
     def has(self, number: int) -> bool:
         first_pause = _FIRST_REMOTE_PAUSE_SECONDS if self._folder.store.is_remote else _FIRST_PAUSE_SECONDS
         pause = first_pause
         last_sign = self._clock.now()  # of a running build
         while number >= len(self.known) and not self.complete:
-            # First: a build that ends now has then written everything.
+            # Check this before looking: then a build that has just ended has already written everything.
             running = self._folder.store.is_locked()
             if self._look():
                 pause, last_sign = first_pause, self._clock.now()
@@ -266,10 +266,10 @@ class FollowedShards(Shards):
         return number < len(self.known)
 
     def _look(self) -> bool:
-        """Read the manifest if it is another one than last time; return whether it is."""
+        """Read the manifest if it was replaced since the last look; return whether it was."""
         store = self._folder.store
         version = store.manifest_version()
-        # A build that has just started has none.
+        # A build that has just started has no manifest.
         data = store.read_manifest() if version not in (None, self._version) else None
         if data is None:
             return False
@@ -295,7 +295,7 @@ class FollowedShards(Shards):
         shards = []
         for record in manifest.shards:
             shard = _recorded_shard(self._folder, manifest.shard_format, [record], self._cache)
-            # Documents that are chosen one by one make two streams; else training continues validation.
+            # With val_ratio the splits are two streams; otherwise training continues validation.
             stream = record.split if manifest.split_rule.val_ratio else ""
             if self._split in record.name:
                 before = None if eot_first else last.get(stream)
@@ -304,17 +304,17 @@ class FollowedShards(Shards):
         return divide(shards) if documents else shards
 
     def _stopped(self) -> InputError:
-        """Return an error that says that no build is running here, and the next step."""
+        """Return the error that no build is running here, with the next step."""
         waited = show_seconds(self._patience_seconds)
         if self._version is None:
             return InputError(
-                f"{self._folder}: no build has begun here for {waited}.",
+                f"{self._folder}: no build was started here within {waited}.",
                 "Start the build, or check the folder.",
             )
         finished = show_number_of(len({shard.file.name for shard in self.known}), "shard")
         return InputError(
-            f"{self._folder}: the build that is followed here has stopped before its end, with {finished} of "
-            f"{self._split!r}, and has not been resumed for {waited}.",
-            f"`fineweb-shards status {shlex.quote(str(self._folder))}` says why. Rerun the build and "
-            "resume from your checkpoint, or train on what is finished with follow=False.",
+            f"{self._folder}: the build followed here stopped before its end, with {finished} of "
+            f"{self._split!r}, and was not resumed within {waited}.",
+            f"`fineweb-shards status {shlex.quote(str(self._folder))}` shows why. Rerun the build and "
+            "resume from your checkpoint, or train on the finished shards with follow=False.",
         )

@@ -1,8 +1,8 @@
-"""Inspect token files, one or a folder, with or without a manifest: count, show and search documents.
+"""Inspect a token file or a folder of them, with or without a manifest: count, show and search documents.
 
-Everything is read a block at a time, so that memory does not grow with the file or with a document. The documents that
-begin in the target are numbered from 0; the rest of one that began before it has no number. For a trainer that computes
-bits per byte it also writes how many bytes of text every id stands for.
+Everything is read block by block, so memory does not grow with a file or a document. The documents that begin in the
+target are numbered from 0; the rest of an earlier one has no number. For trainers that compute bits per byte, this
+module also writes the number of text bytes of every id.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ class Target:
         return -1 if self.eot_first or self.starts_mid_document else 0
 
     def blocks(self) -> Iterator[Tokens]:
-        """Yield the tokens of all files, a block at a time."""
         for file in self.files:
             yield from file.blocks()
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A document that contains the text searched for, with the text around its first occurrence."""
+    """A document that contains the wanted text, with the context of its first occurrence."""
 
     document: int
     before: str
@@ -63,9 +62,9 @@ class Match:
 
 
 def open_target(location: str | Path) -> Target:
-    """Open a file or a folder; of a folder, the files of its manifest, or else all token files."""
+    """Open a file, or the files of a folder: those of its manifest or, without one, all token files."""
     vocabulary = GPT2
-    # In a bucket, what is no object is a folder.
+    # In a bucket anything but an object is a folder.
     is_file = is_object(location) if token_file.is_address(location) else not Path(location).is_dir()
     if is_file:
         files = [token_file.open_token_file(location)]
@@ -82,9 +81,9 @@ def open_target(location: str | Path) -> Target:
             files = token_file.open_files_in(folder, names)
     positions = {token_file.has_eot_first(file) for file in files}
     if not positions:
-        raise InputError(f"{location}: there is no file of tokens here.", "Name a .npy, .bin or .ds file, or a folder.")
+        raise InputError(f"{location}: there is no token file here.", "Name a .npy, .bin or .ds file, or a folder.")
     if len(positions) > 1:
-        raise InputError(f"{location}: files of several layouts are here.", "Name one of the files.")
+        raise InputError(f"{location}: there are files of several layouts here.", "Name one of the files.")
     eot_first = positions.pop()
     known = load_token_bytes(vocabulary)
     before = None if eot_first else token_file.file_before(files[0])
@@ -99,7 +98,7 @@ def count(target: Target) -> TokenStatistics:
 
 
 def choose_document(target: Target, seed: int | None) -> int:
-    """Choose the number of a random document, each with the same probability."""
+    """Choose a document's number at random, uniformly."""
     documents = count(target).documents
     if documents < 1:
         raise InputError(f"{target.location}: no document begins here.", "Name another file, or the folder.")
@@ -107,7 +106,7 @@ def choose_document(target: Target, seed: int | None) -> int:
 
 
 def read_document(target: Target, number: int) -> Iterator[str]:
-    """Yield the text of a document in parts; UsageError if there is no document of that number."""
+    """Yield the text of a document in parts; UsageError if no document has that number."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     found = False
     for tokens in _document_tokens(target, number):
@@ -117,7 +116,7 @@ def read_document(target: Target, number: int) -> Iterator[str]:
     if not found:
         raise UsageError(
             f"--document {number}: {target.location} has no such document.",
-            "See `fineweb-shards inspect` for how many there are; they count from 0.",
+            "`fineweb-shards inspect` shows how many there are; they count from 0.",
         )
     if text := decoder.decode(b"", final=True):
         yield text
@@ -128,18 +127,18 @@ def find_text(target: Target, text: str) -> Iterator[Match]:
     try:
         wanted = text.encode()
     except UnicodeEncodeError:  # the command line had bytes that are not UTF-8
-        raise UsageError(f"--grep {text!a}: that is no UTF-8.", "Documents are; look for whole characters.") from None
+        raise UsageError(f"--grep {text!a}: not valid UTF-8.", "Documents are; search for whole characters.") from None
     if not wanted:
-        raise UsageError("--grep: there is nothing to look for.", "Name a text.")
-    carry = b""  # the end of the last block
-    number = target.first_number  # of the document at the beginning of a block
+        raise UsageError("--grep: there is nothing to search for.", "Give a text.")
+    carry = b""  # the end of the previous block
+    number = target.first_number  # of the document at the start of a block
     last: int | None = None
     for tokens in target.blocks():
         data = carry + decode(tokens, target.vocabulary)
         place = data.find(wanted, max(0, len(carry) - len(wanted) + 1))
         counted, document = len(carry), number
         while place >= 0:
-            # A match that begins in `carry` belongs to the document at the beginning of the block.
+            # A match that begins in `carry` belongs to the document at the start of the block.
             document += data.count(BOUNDARY, counted, max(counted, place))
             counted = max(counted, place)
             if document != last:
@@ -154,8 +153,8 @@ def find_text(target: Target, text: str) -> Iterator[Match]:
 
 
 def _document_tokens(target: Target, number: int) -> Iterator[Tokens]:
-    """Yield a document's tokens, one part for each block that it is in; one empty part if it is empty."""
-    seen = target.first_number  # number of the document at the beginning of a block
+    """Yield a document's tokens, one part for each block it spans; one empty part if it is empty."""
+    seen = target.first_number  # number of the document at the start of a block
     begun = number == seen
     for tokens in target.blocks():
         places = target.vocabulary.find_eots(tokens)
@@ -167,7 +166,7 @@ def _document_tokens(target: Target, number: int) -> Iterator[Tokens]:
         start = 0 if first == number else int(places[number - first - 1]) + 1
         ends = seen > number
         end = int(places[number - first]) if ends else len(tokens)
-        # If EOT comes after documents, there is a document after the last EOT only if there are tokens.
+        # If EOT comes after documents, one follows the last EOT only if there are tokens.
         if end > start or ends or target.eot_first:
             yield tokens[start:end]
         begun = True
@@ -176,8 +175,8 @@ def _document_tokens(target: Target, number: int) -> Iterator[Tokens]:
 
 
 def write_token_bytes(path: Path, vocabulary: Vocabulary) -> None:
-    """Write the number of bytes of every id, 0 for EOT and all others that no text has, to a file for NumPy. UsageError
-    if there is another file of that name: it may be a shard."""
+    """Write the number of text bytes of every id, 0 for EOT and other special ids, to an .npy file. UsageError if
+    another file has that name: it may be a shard."""
     counts = np.zeros(vocabulary.size, np.int32)
     known = load_token_bytes(vocabulary).token_bytes
     counts[: len(known)] = [len(token) for token in known]
@@ -191,7 +190,5 @@ def write_token_bytes(path: Path, vocabulary: Vocabulary) -> None:
     except ForeignFileError:
         is_free = False
     if not is_free:
-        raise UsageError(
-            f"--token-bytes {path}: there is something else of this name.", "Name a file that does not exist."
-        )
+        raise UsageError(f"--token-bytes {path}: something else has this name.", "Name a file that does not exist.")
     write_file(path, data, path.parent)

@@ -1,11 +1,11 @@
-"""Count tokens: how long documents are, which tokens are frequent; and what the report shows of a folder.
+"""Count tokens, lengths of documents and frequencies, and take the samples that the report shows of a folder.
 
 A `TokenStatistics` describes a segment of a stream. The sum of two adjacent ones describes both segments together, even
-if a document spans them: each keeps how many tokens it has before its first EOT and after its last. So shards can be
-counted separately, in any number of processes, and then be added.
+if a document spans them, because each keeps the number of tokens before its first EOT and after its last. So shards can
+be counted separately and then added.
 
-The report shows a bounded sample: counting every token would cost the parent 3 ns each, and it is made once a minute,
-perhaps of shards in a bucket.
+The report counts a bounded sample: it is made once a minute, perhaps of shards in a bucket, and every token would cost
+the parent 3 ns.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Counted = NDArray[np.int64]
 BUCKETS = 48  # of the histogram of document lengths: 0, 1, 2 to 3, 4 to 7 … tokens
 SAMPLE_TOKENS = 2**18  # of a shard
 _SAMPLED_SHARDS = 32
-_SEARCH_TOKENS = 2**18  # how far to search for the beginning of a document
+_SEARCH_TOKENS = 2**18  # how far to search for the start of a document
 _SHOWN_TOKENS = 250
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenStatistics:
-    """Statistics of a segment of tokens. Lengths of documents do not include the EOT."""
+    """Statistics of a segment of tokens. The lengths of documents exclude the EOT."""
 
     vocabulary: Vocabulary
     tokens: int
@@ -64,11 +64,11 @@ class TokenStatistics:
         )
 
     def closed(self, *, eot_first: bool, starts_mid_document: bool = False) -> TokenStatistics:
-        """Return the statistics with the first and last document counted, if they begin in the segment.
+        """Return the statistics including the first and last documents, if they begin in the segment.
 
-        If EOT comes first, each EOT begins a document; tokens before the first EOT belong to a document that began
-        earlier. If EOT comes last, the segment starts with a document unless `starts_mid_document`, and ends with one
-        if there are tokens after the last EOT.
+        If EOT comes first, each EOT begins a document; tokens before the first EOT belong to an earlier one. If EOT
+        comes last, the segment starts with a document unless `starts_mid_document`, and ends with one if there are
+        tokens after the last EOT.
         """
         ends = []
         if not eot_first and not starts_mid_document and self.tokens:
@@ -87,23 +87,23 @@ class TokenStatistics:
 
     @property
     def mean_tokens(self) -> float:
-        """The mean length of the documents that begin in the segment, as far as they are in it, if closed."""
+        """If closed: the mean length, within the segment, of the documents that begin in it."""
         return (self.tokens - self.boundaries - self.head_tokens) / max(1, self.documents)
 
     @property
     def text_bytes(self) -> int:
-        """The number of bytes of the text of all tokens."""
+        """The number of text bytes of all tokens."""
         lengths = [len(token) for token in load_token_bytes(self.vocabulary).token_bytes]
         return int(self.frequencies[: len(lengths)] @ np.array(lengths, np.int64))
 
     @property
     def outside(self) -> int:
-        """The number of tokens that are not in the vocabulary."""
+        """The number of tokens outside the vocabulary."""
         return int(self.frequencies[self.vocabulary.size])
 
     @property
     def bytes_per_token(self) -> float:
-        """The mean number of bytes of text per token, without EOTs and invalid ids."""
+        """The mean number of text bytes per token, without EOTs and invalid ids."""
         return self.text_bytes / max(1, self.tokens - self.boundaries - self.outside)
 
     def most_frequent(self, count: int) -> list[tuple[int, int]]:
@@ -115,7 +115,7 @@ class TokenStatistics:
 
 
 def empty_statistics(vocabulary: Vocabulary) -> TokenStatistics:
-    """Return the statistics of no tokens, the start of a sum."""
+    """Return the statistics of no tokens, to start a sum."""
     frequencies = np.zeros(vocabulary.size + 1, np.int64)
     return TokenStatistics(vocabulary, 0, 0, 0, 0, np.zeros(BUCKETS, np.int64), 0, frequencies)
 
@@ -124,7 +124,7 @@ def count_tokens(tokens: Tokens, vocabulary: Vocabulary) -> TokenStatistics:
     """Count the tokens of one block."""
     places = vocabulary.find_eots(tokens)
     lengths = np.diff(places) - 1
-    outside = np.int64(vocabulary.size)  # a file may have any invalid id: all are counted as this one
+    outside = np.int64(vocabulary.size)  # all invalid ids count as this one
     return TokenStatistics(
         vocabulary,
         len(tokens),
@@ -148,14 +148,14 @@ def bucket_range(bucket: int) -> tuple[int, int]:
 
 
 def _bucket_counts(lengths: Counted) -> Counted:
-    # By their number of binary digits; a logarithm would round.
+    # By the number of binary digits; a logarithm would round.
     buckets = np.searchsorted(2 ** np.arange(BUCKETS - 1, dtype=np.int64), lengths, side="right")
     return np.bincount(buckets, minlength=BUCKETS)
 
 
 def read_tokens(store: Store, shard_format: ShardFormat, record: ShardRecord, begin: int, most: int) -> Tokens:
-    """Read at most `most` tokens of a record; DamageError if its file is missing or too short. Hashes are not
-    checked."""
+    """Read at most `most` tokens of a record, without checking hashes; DamageError if its file is missing or too
+    short."""
     count = max(0, min(most, record.tokens - begin))
     first = max(record.offset, shard_format.header_bytes)
     try:
@@ -163,7 +163,7 @@ def read_tokens(store: Store, shard_format: ShardFormat, record: ShardRecord, be
         if found is None:
             raise DamageError(f"{record.name}: missing.")
         if found.size_bytes < first + shard_format.size_bytes(record.tokens):
-            raise DamageError(f"{record.name}: its length is not what the manifest says.")
+            raise DamageError(f"{record.name}: its length differs from the manifest.")
         start = first + shard_format.size_bytes(begin)
         data = store.read_range(found, start, start + shard_format.size_bytes(count))
     except OSError as error:
@@ -173,7 +173,7 @@ def read_tokens(store: Store, shard_format: ShardFormat, record: ShardRecord, be
 
 @dataclass(frozen=True, slots=True)
 class FolderStatistics:
-    """Statistics of a sample of a folder's tokens; if `whole`, of all of them."""
+    """Statistics of a sample of a folder's tokens or, if `whole`, of all of them."""
 
     statistics: TokenStatistics = field(default_factory=lambda: empty_statistics(GPT2))
     whole: bool = True
@@ -182,10 +182,8 @@ class FolderStatistics:
 def count_sample(
     store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], *, in_order: bool
 ) -> FolderStatistics:
-    """Count the beginnings of shards that are spread evenly over a folder.
-
-    `in_order` says that the records follow one another in the stream, so that documents may span them.
-    """
+    """Count the beginnings of shards spread evenly over a folder. `in_order`: the records are consecutive in the
+    stream, so documents may span them."""
     step = max(1, -(-len(records) // _SAMPLED_SHARDS))
     total = empty_statistics(shard_format.vocabulary)
     whole = True
@@ -193,7 +191,7 @@ def count_sample(
         counted = count_tokens(read_tokens(store, shard_format, record, 0, SAMPLE_TOKENS), shard_format.vocabulary)
         whole = whole and step == 1 and record.tokens <= SAMPLE_TOKENS
         both = total + counted
-        if not (whole and in_order):  # tokens between the two were left out, so a document that spans them is
+        if not (whole and in_order):  # tokens between the two are left out, and so are documents that span them
             both = replace(
                 both,
                 head_tokens=total.head_tokens,
@@ -210,13 +208,13 @@ class Sample:
     """The beginning of a document, and its place in a shard."""
 
     shard: str
-    token: int  # the position in the shard at which the document begins
+    token: int  # the position in the shard where the document begins
     text: str
     cut: bool  # whether the document is longer than `text`
 
 
 def take_samples(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], count: int) -> list[Sample]:
-    """Return samples at `count` places spread evenly over the shards; always the same ones."""
+    """Return samples at `count` places spread evenly over the shards, always the same ones."""
     total = sum(record.tokens for record in records)
     places = [total * number // count for number in range(count)]
     samples: list[Sample] = []
@@ -234,10 +232,8 @@ def take_samples(store: Store, shard_format: ShardFormat, records: Sequence[Shar
 def _sample_at(
     store: Store, shard_format: ShardFormat, record: ShardRecord, place: int, is_last: bool
 ) -> Sample | None:
-    """Return the next document that begins after `place`; None if none does soon.
-
-    Unless this is the last shard, the document may continue in the next one.
-    """
+    """Return the next document that begins soon after `place`; None if none does. Unless this is the last shard, it may
+    continue in the next one."""
     vocabulary = shard_format.vocabulary
     tokens = read_tokens(store, shard_format, record, place, _SEARCH_TOKENS + _SHOWN_TOKENS)
     eots = vocabulary.find_eots(tokens[:_SEARCH_TOKENS])

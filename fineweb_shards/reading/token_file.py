@@ -1,12 +1,13 @@
-"""Open files of tokens made by any program, on this machine or in a bucket: a NumPy array, one with the header of a
-layout, or bare tokens; and find where documents begin in them.
+"""Open token files made by any program, on this machine or in a bucket (a NumPy array, a file with a layout's header,
+or bare tokens), and find the documents in them.
 
-Nothing in the file is trusted. A header must fit the file's length before tokens are read or mapped, and no pickle is
-ever loaded. A file without a known header counts as bare tokens only if it has the name of such a layout: a header must
-never be read as tokens. How wide they are says our manifest beside it; without one, a `.bin` holds GPT-2's.
+Nothing in a file is trusted. A header must match the file's length before tokens are read or mapped, and no pickle is
+ever loaded. A file without a known header counts as bare tokens only if it has the name of such a layout, because a
+header must never be read as tokens. Their width comes from our manifest beside the file; without one, a `.bin` has
+GPT-2's.
 
-Documents are found by the EOTs. If EOT comes after documents, the first token of a file begins a document only if the
-file before it ended with an EOT, or if there is none before it.
+EOTs mark the documents. If EOT comes after documents, the first token of a file begins a document only if the previous
+file ended with an EOT, or if there is none.
 """
 
 from __future__ import annotations
@@ -47,25 +48,25 @@ _Contents = tuple[str, int, int, Dtype]  # the last four fields of a TokenFile
 
 
 class TokenFolder:
-    """A store whose files may be anybody's."""
+    """A store whose files any program may have made."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"store": self.store}  # a manifest may be large, and is read again where it is needed
+        return {"store": self.store}  # a manifest may be large, and is read again when needed
 
     def __str__(self) -> str:
         return self.store.location
 
     def address(self, name: str) -> str:
-        """Return what a user calls a file of the folder."""
+        """Return the user's name for a file of the folder."""
         return f"{self.store.location}/{name}" if self.store.is_remote else str(self.store.folder / name)
 
     @cached_property
     def manifest(self) -> Manifest | None:
-        """Our manifest; None if there is none, or another program's. A damaged one raises DamageError: guessing how
-        wide tokens are would give wrong ones."""
+        """Our manifest; None if there is none, or another program's. A damaged one raises DamageError, because guessing
+        the width of tokens could give wrong ones."""
         try:
             data = self.store.read_manifest()
         except OSError as error:
@@ -76,12 +77,12 @@ class TokenFolder:
 
 
 def is_address(location: str | Path) -> TypeGuard[str]:
-    """Tell whether a location is an address, and not the path of something on this machine."""
+    """Return whether a location is an address, not a path on this machine."""
     return isinstance(location, str) and is_url(location)
 
 
 def split_location(location: str | Path) -> tuple[str, str]:
-    """Divide the path or address of a file into that of its folder, and its name."""
+    """Split the path or address of a file into that of its folder, and its name."""
     if not is_address(location):
         return str(Path(location).parent), Path(location).name
     folder, _, name = location.rstrip("/").rpartition("/")
@@ -89,7 +90,7 @@ def split_location(location: str | Path) -> tuple[str, str]:
 
 
 def open_folder(location: str | Path) -> TokenFolder:
-    """Open a folder by its path or its address."""
+    """Open a folder by its path or address."""
     if is_address(location):
         return TokenFolder(open_store_to_read(location, Observer(), refusal=InputError))
     return TokenFolder(FolderStore(Path(location)))
@@ -97,7 +98,7 @@ def open_folder(location: str | Path) -> TokenFolder:
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """A file of tokens, and where in it the tokens are."""
+    """A token file, and the place of the tokens in it."""
 
     folder: TokenFolder
     name: str
@@ -108,30 +109,30 @@ class TokenFile:
 
     @property
     def address(self) -> str:
-        """What a user calls it."""
+        """The user's name for it."""
         return self.folder.address(self.name)
 
     @property
     def end_bytes(self) -> int:
-        """The byte after the last token."""
+        """The end of the last token."""
         return self.header_bytes + self.tokens * self.dtype.itemsize
 
     def map(self) -> Tokens:
-        """Map the tokens of a file on this machine into memory; pages are read when they are used."""
+        """Map the tokens of a file on this machine into memory; pages are read on use."""
         if not self.tokens:
             return np.empty(0, self.dtype)
         final = self.folder.store.folder / self.name
         why = ""
-        # One that grows is in the work folder until it is renamed, which may happen between the attempts.
+        # A growing file is in the work folder until it is renamed, perhaps between these attempts.
         for path in (final, growing_path(final), final):
             try:
                 return np.memmap(path, self.dtype, "r", self.header_bytes, (self.tokens,))
-            except (OSError, ValueError) as error:  # ValueError: it has become shorter
+            except (OSError, ValueError) as error:  # ValueError: it became shorter
                 why = f"can't be mapped ({error})"
         raise _refused(self.address, why)
 
     def blocks(self) -> Iterator[Tokens]:
-        """Yield the tokens a block at a time, in constant memory."""
+        """Yield the tokens block by block, in constant memory."""
         width_bytes = self.dtype.itemsize
         store = self.folder.store
         try:
@@ -141,16 +142,12 @@ class TokenFile:
                 while left:
                     data = file.read(min(left, BLOCK_TOKENS) * width_bytes)
                     if len(data) < width_bytes:
-                        raise _refused(self.address, "has become shorter while it was read")
+                        raise _refused(self.address, "became shorter while it was read")
                     block = np.frombuffer(data, self.dtype, len(data) // width_bytes)
                     left -= len(block)
                     yield block
         except OSError as error:
             raise _refused(self.address, error.strerror or str(error)) from error
-
-    def contains_eot(self, vocabulary: Vocabulary) -> bool:
-        """Return whether it has any EOT."""
-        return any(vocabulary.count_eots(block) for block in self.blocks())
 
     def ends_mid_document(self, vocabulary: Vocabulary) -> bool:
         """Return whether its last document continues in the next file, where EOT comes after documents."""
@@ -165,13 +162,13 @@ class TokenFile:
 
 
 def open_token_file(location: str | Path) -> TokenFile:
-    """Open a file by its path or its address. Raises InputError like `open_file_in`."""
+    """Open a file by its path or address; InputError if it is not a token file."""
     folder, name = split_location(location)
     return open_file_in(open_folder(folder), name)
 
 
 def open_file_in(folder: TokenFolder, name: str) -> TokenFile:
-    """Find out a file's kind and number of tokens; InputError if it is not a file of tokens."""
+    """Determine a file's kind and number of tokens; InputError if it is not a token file."""
     address = folder.address(name)
     try:
         start, size = _read_start(folder, name)
@@ -187,23 +184,22 @@ def open_files_in(folder: TokenFolder, names: Iterable[str]) -> list[TokenFile]:
     """Open several files of a folder, in this order."""
     if not folder.store.is_remote:
         return [open_file_in(folder, name) for name in names]
-    # Each takes a few requests.
     return list(map_in_background(lambda name: open_file_in(folder, name), names, _REQUESTS_AT_ONCE))
 
 
 def token_names(folder: TokenFolder, split: str = "") -> list[str]:
-    """Return the names of the token files of a folder, sorted: those of a split, or with `split` in their names, as
-    build-nanogpt lists them. Raises OSError if it can't be listed."""
+    """Return the sorted names of a folder's token files: those of a split, or with `split` in their names, as
+    build-nanogpt lists them. Raises OSError if the folder can't be listed."""
     store = folder.store
     if not store.is_remote and not store.folder.is_dir():
-        store.folder.stat()  # says why
+        store.folder.stat()  # raises the reason
         raise NotADirectoryError(20, "Not a directory", store.location)
     found = []
     for name in store.list_names():
         if PurePosixPath(name).suffix in SUFFIXES:
             layout = next((layout for layout in LAYOUTS.values() if layout.owns(name)), None)
             is_sidecar = layout is not None and not layout.holds_tokens(name)
-            # torchtitan's file for training is only called tokens.bin.
+            # torchtitan's training file is just called tokens.bin.
             is_train = layout is not None and split == "train" and "val" not in name
             if (split in name or is_train) and not is_sidecar:
                 found.append(name)
@@ -211,13 +207,13 @@ def token_names(folder: TokenFolder, split: str = "") -> list[str]:
 
 
 def vocabulary_beside(file: TokenFile) -> Vocabulary | None:
-    """Return the vocabulary in the manifest of a file's folder; None if there is no manifest of ours."""
+    """Return the vocabulary in the manifest of a file's folder; None without a manifest of ours."""
     return file.folder.manifest.vocabulary if file.folder.manifest else None
 
 
 def has_eot_first(file: TokenFile) -> bool:
-    """Return whether EOT comes before documents, judged by the file's name. Without a layout's name it has a header:
-    those that are known have EOT first."""
+    """Return whether EOT comes before documents, judging by the file's name. A file without a layout's name has a
+    header, and all known headers have EOT first."""
     layout = _layout_of(file.name)
     return layout is None or layout.eot_first
 
@@ -232,10 +228,8 @@ class TokenSequence(Protocol):
 def document_starts(
     tokens: TokenSequence, vocabulary: Vocabulary, *, eot_first: bool, starts_mid_document: bool
 ) -> Positions:
-    """Return where documents begin: at their EOT, or at their first token if EOT comes after them.
-
-    `starts_mid_document` only counts if EOT comes after.
-    """
+    """Return the starts of documents: their EOT or, if EOT comes after them, their first token. `starts_mid_document`
+    counts only if EOT comes after."""
     blocks = (tokens[begin : begin + BLOCK_TOKENS] for begin in range(0, len(tokens), BLOCK_TOKENS))
     found = [vocabulary.find_eots(block) + number * BLOCK_TOKENS for number, block in enumerate(blocks)]
     eots = np.concatenate([np.empty(0, np.int64), *found])
@@ -247,14 +241,14 @@ def document_starts(
 
 
 def file_before(file: TokenFile) -> TokenFile | None:
-    """Open the file that comes before a shard in the stream, by its name; None if there is none."""
+    """Open the previous file of the stream, found by name; None if there is none."""
     path = PurePosixPath(file.name)
     stem = path.stem.rstrip("0123456789")
     number = path.stem[len(stem) :]
     if number and not number.strip("0"):  # where both splits have a number 0, neither continues the other
         return None
     before = f"{int(number) - 1:0{len(number)}d}" if number else ""
-    # The last is torchtitan's, whose file for training is only called tokens.bin.
+    # The last is torchtitan's, whose training file is just called tokens.bin.
     for name in (f"{stem}{before}", f"{stem.replace('train', 'val')}{before}", f"val_{path.stem}"):
         previous = f"{name}{path.suffix}"
         if name != path.stem and file.folder.store.named_bytes(previous) is not None:
@@ -263,16 +257,16 @@ def file_before(file: TokenFile) -> TokenFile | None:
 
 
 def _layout_of(name: str) -> Layout | None:
-    """Return the layout whose files have such a name; None if there is none."""
+    """Return the layout whose token files have such a name; None if there is none."""
     return next((layout for layout in LAYOUTS.values() if layout.holds_tokens(name)), None)
 
 
 class _NoTokensError(Exception):
-    """Why something is not a file of tokens, or can't be read as one."""
+    """Why a file is not a token file, or can't be read as one."""
 
 
 def _refused(address: str, why: str) -> InputError:
-    return InputError(f"{address}: {why}.", "Name a file of tokens as docs/layouts.md lists them, or a folder of them.")
+    return InputError(f"{address}: {why}.", "Name a token file as listed in docs/layouts.md, or a folder of them.")
 
 
 def _read_start(folder: TokenFolder, name: str) -> tuple[bytes, int]:
@@ -284,16 +278,16 @@ def _read_start(folder: TokenFolder, name: str) -> tuple[bytes, int]:
     if store.is_remote:
         raise _NoTokensError("there is no such object" if found is None else "is not finished yet")
     path = store.folder / name
-    path.stat()  # says why
-    # A pipe is not found either: opening it could block for ever.
+    path.stat()  # raises the reason
+    # The store doesn't find pipes either: opening one could block forever.
     raise _NoTokensError("is a folder" if path.is_dir() else "is not a regular file")
 
 
 def _parse_header(start: bytes, size: int) -> _Contents | None:
-    """Parse the header of a file that begins with a known one; None if it does not."""
+    """Parse the header of a file; None if it has no known one."""
     header_bytes = 4 * HEADER_INTS
     header = np.frombuffer(start[:header_bytes].ljust(header_bytes, b"\0"), "<i4").tolist()
-    # The magic numbers are no tokens: they are outside GPT-2's vocabulary.
+    # The magic numbers can't be tokens: they are outside GPT-2's vocabulary.
     known = {magic: (LlmC.name, version, width) for width, (magic, version) in HEADERS.items()}
     known[automodel.MAGIC] = (automodel.Automodel.name, automodel.VERSION, header[3])
     if start.startswith(_NPY_MAGIC):
@@ -314,10 +308,8 @@ def _parse_header(start: bytes, size: int) -> _Contents | None:
 
 
 def _parse_npy_header(start: bytes, size: int) -> _Contents:
-    """Parse an NPY 1.0 header: magic, version, length of the header, a Python dictionary.
-
-    It is not read with numpy, which raises half a dozen kinds of errors if it is damaged.
-    """
+    """Parse an NPY 1.0 header: magic, version, length of the header, a Python dictionary. NumPy's own parser raises
+    half a dozen kinds of errors for a damaged one."""
     version, rest = start[len(_NPY_MAGIC) :][:2], start[len(_NPY_MAGIC) + 2 :]
     if version != b"\1\0":
         raise _NoTokensError(f"has the NPY version {'.'.join(map(str, version))}, not 1.0")
@@ -336,11 +328,11 @@ def _parse_npy_header(start: bytes, size: int) -> _Contents:
 
 
 def _find_bare_tokens(folder: TokenFolder, name: str, start: bytes, size: int) -> _Contents:
-    """Take a file without a known header for bare tokens, or for a header alone, if its name is that of a layout."""
+    """Treat a file with a layout's name but no known header as bare tokens, or as one with that layout's header."""
     layout, manifest = _layout_of(name), folder.manifest
     if layout is None:
-        raise _NoTokensError("has no header that is known, nor the name of a layout whose files have none")
-    if layout.header_bytes:  # the name says that it has a header of the layout's own
+        raise _NoTokensError("has neither a known header nor the name of a layout without headers")
+    if layout.header_bytes:  # files with this name have the layout's own header
         shard_format = ShardFormat(layout, manifest.vocabulary if manifest else GPT2)
         tokens, rest = shard_format.tokens_in(size)
         if rest or tokens < 0 or start[: layout.header_bytes] != shard_format.header(tokens):
@@ -351,7 +343,7 @@ def _find_bare_tokens(folder: TokenFolder, name: str, start: bytes, size: int) -
     elif layout.suffix == Layout.suffix:
         dtype = layout.bare_dtype or GPT2.dtype
     else:  # OLMo-core and datatrove read tokens of any width
-        raise _NoTokensError("has no header, and no manifest of a build beside it says how wide its tokens are")
+        raise _NoTokensError("has no header, and no manifest of a build beside it gives the width of its tokens")
     if size % dtype.itemsize:
         raise _NoTokensError(f"is not a file of {dtype.name} tokens ({size:,} bytes)")
     return "raw", 0, size // dtype.itemsize, dtype

@@ -1,14 +1,14 @@
-"""Read finished shards and trust nothing in them: verify a folder, or read its token stream.
+"""Read finished shards without trusting them: verify a folder, or read its token stream.
 
-To verify, every shard is compared with the manifest's hash and counts, its header and the vocabulary. Each file is read
+Verifying compares every shard with the manifest's hash and counts, its header and the vocabulary. Each file is read
 once, several in parallel, in constant memory; the header is compared as bytes, never parsed.
 
-The stream is read in its original order, a block at a time, and each segment is checked before its tokens are used. If
+The stream is read in its original order, block by block, and each segment is checked before its tokens are used. If
 validation is the beginning of the stream, shards are read one after the other. If it is a share of the documents, both
-splits are read in parallel and merged: a document's number says which split it is in. EOTs are searched for once, in
-each block as it is read; from then on their positions travel with the tokens. A file in a bucket would have to be
-fetched twice to be checked first, which costs time and money. So a segment of one is copied into a temporary folder,
-checked there, and removed when it has been read.
+splits are read in parallel and merged, because a document's number determines its split. Each block is searched for
+EOTs once; from then on their positions travel with the tokens. Checking a file in a bucket first would mean fetching it
+twice, which costs time and money. So each segment is copied to a temporary folder, checked there, and removed after
+reading.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from fineweb_shards.store.store import FoundFile, Store
 from fineweb_shards.stream.section import NO_POSITIONS, Span, join_spans
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.background import in_background, map_in_background
-from fineweb_shards.system.durable import output_error
+from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.system.own_files import open_own
 from fineweb_shards.types import SPLITS, ShardRecord, Split
 from fineweb_shards.units import show_number_of
 
-BLOCK_TOKENS = 2**19  # of the stream: for larger blocks page faults take longer than the copying
-_READ_BYTES = 2**20  # of a range that is fetched
-_RUN_DOCUMENTS = 2**16  # how many document numbers are assigned to splits at once
-_REMOTE_AT_ONCE = 8  # however few the cores: most of the time is waiting. Each takes 20 MB of memory
+BLOCK_TOKENS = 2**19  # of the stream: with larger blocks page faults take longer than copying
+_READ_BYTES = 2**20  # of a fetched range
+_RUN_DOCUMENTS = 2**16  # document numbers assigned to splits at once
+_REMOTE_AT_ONCE = 8  # regardless of the cores, because most of the time is waiting; each takes 20 MB of memory
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What `verify` found in a folder."""
+    """The result of `verify` for a folder."""
 
     manifest: Manifest
     damages: list[str]  # a sentence each, beginning with the file's name
-    untracked: list[str]  # files that a loader would read, and that the manifest does not name
-    unfinished: list[str]  # files that a run has named and not recorded; after a kill they are made again
+    untracked: list[str]  # files that a loader would read but the manifest does not name
+    unfinished: list[str]  # files that a run renamed but did not record; after a kill they are made again
 
 
 def check_folder(
@@ -70,7 +70,7 @@ def check_folder(
     *,
     alone: bool = False,
 ) -> Verdict:
-    """Verify a folder. If files are damaged or do not belong there, `warn` of each and raise DamageError."""
+    """Verify a folder. If files are damaged or don't belong there, `warn` of each and raise DamageError."""
     verdict = verify_folder(store, report, sealed, alone=alone)
     damaged, strays = len(verdict.damages), len(verdict.untracked)
     if not damaged and not strays:
@@ -81,17 +81,17 @@ def check_folder(
         warn(f"{name}: not in the manifest, but a loader would read it")
     found = [show_number_of(damaged, "damaged file")] if damaged else []
     hint = None
-    if strays:  # a build remakes damaged files, and does nothing about these
+    if strays:  # a build remakes damaged files, but ignores these
         do = "does" if strays == 1 else "do"
         found.append(f"{show_number_of(strays, 'file')} that {do} not belong there")
-        hint = "Move what is named above away, or delete it."
+        hint = "Move the files named above away, or delete them."
         if damaged:
             hint = (
-                "What is not in the manifest: move it away, or delete it. Damaged files: delete them and "
-                "run the same build again; it makes the damaged files again."
+                "Move files that are not in the manifest away, or delete them. Delete the damaged files and rerun the "
+                "same build, which remakes them."
             )
     if not alone and store.is_locked():
-        hint = "A build is at work here: stop it, or wait for its end, and verify again."
+        hint = "A build is running here: stop it, or wait for its end, and verify again."
     raise DamageError(f"{store.location}: {' and '.join(found)}.", hint)
 
 
@@ -102,19 +102,18 @@ def verify_folder(
     *,
     alone: bool = False,
 ) -> Verdict:
-    """Check all shards, sidecars and names; `report` is called for each record that was checked.
+    """Check all shards, sidecars and names; call `report` for each checked record.
 
-    `sealed` are records that this run has made: those segments were read back when they were sealed
-    (store/shard_files.py), so that only lengths and headers are left to check. `alone`: this process has the store
-    locked. Else a build may have gone on since the manifest was read, and nothing is complained about before it was
-    read again.
+    `sealed` are records of this run: sealing read those segments back (store/shard_files.py), so only lengths and
+    headers are left to check. `alone`: this process has locked the store. Otherwise a build may be running, and the
+    manifest is read again before anything is reported as damaged.
     """
     manifest = require_manifest(store)
     damages = _damaged_records(store, manifest, manifest.shards, report, sealed)
     beside = _damaged_sidecars(store, manifest)
     untracked, unfinished = _check_names(manifest, list_all_names(store))
     if not alone and (damages or beside or untracked or unfinished):
-        # The names first: then the manifest lacks none of them but those that a build is about to record.
+        # List the names first: then the manifest lacks only those that a build is about to record.
         names = list_all_names(store)
         store.refresh()
         newest = require_manifest(store)
@@ -132,7 +131,7 @@ def _damaged_records(
     report: Callable[[ShardRecord], None] = lambda _: None,
     sealed: Collection[ShardRecord] = (),
 ) -> dict[ShardRecord, str]:
-    """Check some records of a manifest; return those that are damaged, with a sentence each."""
+    """Check some records of a manifest; return the damaged ones, with a sentence each."""
     shard_format = manifest.shard_format
     files = {file.name: file for file in list_files(manifest.shards)}
     found_files = store.find_all({record.name for record in records})
@@ -144,13 +143,13 @@ def _damaged_records(
         report(record)
         return damage
 
-    # In threads: hashing and numpy release the GIL.
+    # Threads suffice, because hashing and NumPy release the GIL.
     damages = map_in_background(check, records, _at_once(store))
     return {record: damage for record, damage in zip(records, damages, strict=True) if damage}
 
 
 def _damaged_sidecars(store: Store, manifest: Manifest) -> list[str]:
-    """Check the sidecars, which are written when the manifest is complete."""
+    """Check the sidecars of a complete folder."""
     if not manifest.complete:
         return []
     everything = store.find_all(with_sidecars(manifest, {record.name for record in manifest.shards}))
@@ -164,10 +163,8 @@ def _at_once(store: Store) -> int:
 
 
 def _check_names(manifest: Manifest, names: Collection[str]) -> tuple[list[str], list[str]]:
-    """Find files that a loader would read and the manifest does not name.
-
-    Returns the names of those that do not belong there, and of unfinished files.
-    """
+    """Find files that a loader would read but the manifest does not name. Returns the names of those that don't belong
+    there, and of unfinished ones."""
     known = with_sidecars(manifest, {record.name for record in manifest.shards})
     untracked = find_untracked(names, manifest.layout, known)
     unfinished: set[str] = set()
@@ -188,10 +185,10 @@ def check_segment(
     may_grow: bool = False,
     sealed: bool = False,
 ) -> str | None:
-    """Return what is wrong with one segment of a file, of which the store has `found`; or None.
+    """Return what is wrong with one segment of a file, which the store has as `found`; None if nothing is.
 
-    `may_grow` says that the file, even under its final name, may contain more than the manifest records; `sealed`, that
-    its contents have been checked. It has a header only under its final name.
+    `may_grow`: the file, even under its final name, may contain more than the manifest records. `sealed`: its contents
+    have been checked. Only a file under its final name has a header.
     """
     if found is None:
         return f"{file.name}: missing"
@@ -211,8 +208,8 @@ def check_segment(
 
 
 def _check_tokens(shard_format: ShardFormat, record: ShardRecord, data: BinaryIO, begin: int = 0) -> str | None:
-    """Return what is wrong with a segment's hash, token ids or number of documents, or None. `begin` is the byte of the
-    whole file with which `data` begins."""
+    """Return what is wrong with a segment's hash, token ids or number of documents; None if nothing is. `begin` is the
+    position in the whole file where `data` begins."""
     contents = read_contents(data, shard_format, record.offset, record.bytes, begin)
     if contents.sha256 != record.sha256:
         place = f" of {record.bytes:,} bytes from {record.offset:,} on" if record.offset else ""
@@ -222,7 +219,7 @@ def _check_tokens(shard_format: ShardFormat, record: ShardRecord, data: BinaryIO
 
 
 def read_stream(store: Store, manifest: Manifest, start: int, split: Split | None = None) -> Iterator[Span]:
-    """Yield the stream from token `start` on, as it was before it was split; or what one split has."""
+    """Yield the stream from token `start` on, with its splits merged, or only one split."""
     records, shard_format, split_rule = manifest.shards, manifest.shard_format, manifest.split_rule
     if split is not None:
         records = tuple(record for record in records if record.split == split)
@@ -240,7 +237,7 @@ def read_stream(store: Store, manifest: Manifest, start: int, split: Split | Non
 
 
 def _gather(parts: Iterable[Span]) -> Iterator[Span]:
-    """Join many small spans to fewer large ones."""
+    """Join small spans into larger ones."""
     waiting: list[Span] = []
     tokens = 0
     for part in parts:
@@ -254,7 +251,7 @@ def _gather(parts: Iterable[Span]) -> Iterator[Span]:
 
 
 def _merge(splits: dict[Split, _Documents], split_rule: SplitRule) -> Iterator[Span]:
-    """Yield the documents of both splits in the order of the stream."""
+    """Yield the documents of both splits in stream order."""
     first = 0
     while any(split.more() for split in splits.values()):
         chosen = split_rule.chooses(np.arange(first, first + _RUN_DOCUMENTS, dtype=np.int64))
@@ -265,7 +262,7 @@ def _merge(splits: dict[Split, _Documents], split_rule: SplitRule) -> Iterator[S
 
 
 class _Documents:
-    """The stream of one split, from which documents are taken."""
+    """The stream of one split, read document by document."""
 
     def __init__(self, blocks: Iterator[Span], eot_first: bool) -> None:
         self._blocks = blocks
@@ -284,7 +281,7 @@ class _Documents:
         return True
 
     def take(self, documents: int) -> Iterator[Span]:
-        """Yield the tokens of the next `documents` documents, or of those that are left."""
+        """Yield the tokens of the next `documents` documents, or of the rest."""
         while documents > 0 or self._eot_first:
             if not self.more():
                 return
@@ -303,7 +300,7 @@ class _Documents:
 
 
 def _read(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], start: int) -> Iterator[Span]:
-    """Yield the tokens of segments, one after the other; the next segment is checked while one is read."""
+    """Yield the tokens of consecutive segments, checking the next segment while one is read."""
     files = {file.name: file for file in list_files(records)}
     wanted = []  # records, each with the number of tokens to skip
     for record in records:
@@ -313,7 +310,7 @@ def _read(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord
 
     with contextlib.ExitStack() as stack:
         folder = None
-        if store.is_remote:  # a thread that nobody waits for may still write into it
+        if store.is_remote:  # an abandoned thread may still write into the folder: ignore errors
             temporary = tempfile.TemporaryDirectory(prefix="fineweb-shards-", ignore_cleanup_errors=True)
             folder = Path(stack.enter_context(temporary))
 
@@ -332,16 +329,14 @@ def _read(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord
 def _check_ahead(
     store: Store, shard_format: ShardFormat, file: OutputFile, record: ShardRecord, folder: Path | None
 ) -> Path | None:
-    """Raise DamageError unless a segment is whole. In a bucket, the header and length of its file are checked there,
-    and the tokens in a copy, which is made in `folder` and returned."""
+    """Raise DamageError if a segment is damaged. In a bucket, check the header and length of the file there, and the
+    tokens in a copy in `folder`, which is returned."""
     copy = None if folder is None else folder / f"{record.name}.{record.offset}"
     found = store.find(file.name)
     damage = check_segment(store, shard_format, file, found, record, sealed=copy is not None)
     if copy is not None and not damage:
-        try:
+        with output_errors(copy):
             fetch_range(store, record.name, record.offset, record.offset + record.bytes, copy)
-        except OSError as error:
-            raise output_error(copy, error) from error
         with copy.open("rb") as data:
             damage = _check_tokens(shard_format, record, data, begin=record.offset)
     if damage:
@@ -352,7 +347,7 @@ def _check_ahead(
 def _read_segment(
     store: Store, shard_format: ShardFormat, record: ShardRecord, skip: int, copy: Path | None
 ) -> Iterator[Span]:
-    """Yield the tokens after the first `skip` of a segment that was checked, a block at a time; remove its copy."""
+    """Yield the tokens of a checked segment after the first `skip`, block by block; remove its copy."""
     first = max(record.offset, shard_format.header_bytes) - (record.offset if copy else 0)
     left = record.tokens - skip
     with copy.open("rb") if copy else store.open(store.require(record.name)) as file:
@@ -360,7 +355,7 @@ def _read_segment(
         while left:
             tokens = shard_format.from_bytes(file.read(shard_format.size_bytes(min(left, BLOCK_TOKENS))))
             if not len(tokens):
-                raise DamageError(f"{record.name}: has become shorter while it was read.")
+                raise DamageError(f"{record.name}: the file became shorter while it was read.")
             left -= len(tokens)
             yield Span(tokens, shard_format.vocabulary.find_eots(tokens))
     if copy:
@@ -368,8 +363,8 @@ def _read_segment(
 
 
 def fetch_range(store: Store, name: str, begin: int, end: int, path: Path) -> str:
-    """Write the bytes from `begin` to `end` of a file into a new one, durably, in constant memory; return their
-    SHA-256. Raises OSError if that can't be written, or a ShardError; then it is not complete."""
+    """Copy the bytes from `begin` to `end` of a file to a new one, durably, in constant memory; return their SHA-256.
+    Raises OSError if the copy can't be written, or a ShardError; the copy is then incomplete."""
     digest = hashlib.sha256()
     with open_own(path, "xb") as target:
         for data in _read_range(store, name, begin, end):

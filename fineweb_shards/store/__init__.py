@@ -1,3 +1,3 @@
-"""The output, in a folder or a bucket: files of tokens, how they are written and sealed, and the manifest.
+"""The output in a folder or a bucket: token files, how they are written and sealed, and the manifest.
 
-Of the data plane, this is what it does to files; who does it, and when, is decided above."""
+This is the file side of the data plane; the packages above decide who does the work, and when."""

@@ -1,14 +1,14 @@
-"""Keep finished files in a bucket: what is being made is in a folder on this machine, the scratch folder.
+"""Keep finished files in a bucket. Unfinished ones are in a folder on this machine, the scratch folder.
 
-A file is uploaded when it is sealed, in parts if it is large; it is visible when all of it is there. So several files
-may be there before the manifest names the first of them, but each is whole, and what the manifest does not name is made
-again. The manifest is written by compare-and-set: of two runs one is refused. The small files of the work folder
-(heartbeat, history, tokenizer) are copied into the bucket now and then, so that `status` works from anywhere, and a run
-can be finished on another machine.
+A file is uploaded when it is sealed, in parts if it is large, and becomes visible when the upload is complete. So
+several whole files may exist before the manifest names the first of them; files missing from the manifest are made
+again. The manifest is written by compare-and-set, which refuses one of two concurrent runs. The small files of the work
+folder (heartbeat, history, tokenizer) are copied to the bucket regularly, so that `status` works from anywhere, and a
+run can be finished on another machine.
 
-Nothing can be appended to an object. So each segment of a file that grows is an object of its own, a part, until the
-file is whole. Then all of them are copied into one. An object under the file's own name may stand for its beginning: it
-was whole before, and grows on.
+Objects can't be appended to. So each segment of a growing file is a separate object, a part, until the file is whole;
+then all parts are copied into one object. An object under the file's own name may hold its beginning: the file was
+whole before, and continues to grow.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fineweb_shards.system.durable import FolderLock, output_errors, write_file
 from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, open_own, refuse_other_kinds
 
 _PARTS_FOLDER = f"{WORK_FOLDER}/parts"
-_DIGITS = 16  # of the offset in a part's name, so that names sort as parts follow one another
-_PROBE_SECONDS = 60.0  # a probe that is older is left from a run that was killed; a newer one may be in use
-_Parts = Mapping[int, ObjectInfo]  # of a file, by the byte of it with which each begins
+_DIGITS = 16  # of the offset in a part's name, so that names sort in file order
+_PROBE_SECONDS = 60.0  # an older probe is left from a killed run; a newer one may be in use
+_Parts = Mapping[int, ObjectInfo]  # of a file, by their offset in it
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The bytes of a file from `begin` to `end`, which are in an object from its byte `skip` on."""
+    """The bytes of a file from `begin` to `end`, stored in an object from its byte `skip` on."""
 
     begin: int
     end: int
@@ -50,18 +50,18 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _FoundObjects(FoundFile):
-    """A file in a bucket, and the pieces of objects that it consists of."""
+    """A file in a bucket, and the pieces of objects that make it up."""
 
     pieces: tuple[_Piece, ...] = ()
 
     @property
     def has_parts(self) -> bool:
-        """Whether some of its bytes are in objects that are deleted when it is whole."""
+        """Whether some of its bytes are in objects that are deleted once it is whole."""
         return any(piece.info.name != self.name for piece in self.pieces)
 
 
 class BucketStore(Store):
-    """A folder of a bucket, and the scratch folder that belongs to it on this machine."""
+    """A folder of a bucket, and its scratch folder on this machine."""
 
     grows_in_place: ClassVar[bool] = False
     is_remote: ClassVar[bool] = True
@@ -115,7 +115,7 @@ class BucketStore(Store):
         return _judge(name, self._bucket.head(name), parts)
 
     def find_all(self, names: Iterable[str]) -> dict[str, FoundFile]:
-        objects = list(self._bucket.list())  # one listing instead of many requests; parts come first in it
+        objects = list(self._bucket.list())  # one listing instead of many requests; it has parts first
         named = {info.name: info for info in objects}
         parts = _group_parts(objects)
         found = {name: _judge(name, named.get(name), parts[name]) for name in names}
@@ -128,8 +128,8 @@ class BucketStore(Store):
         return open_in_order(lambda begin, end: memoryview(self.read_range(file, begin, end)), file.size_bytes)
 
     def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
-        """Read a range. If a build joins the parts of the file meanwhile, it is read from the whole one: its tokens are
-        the same at the same bytes."""
+        """Read a range. If a build joins the file's parts meanwhile, read the whole file, which has the same tokens at
+        the same positions."""
         assert isinstance(file, _FoundObjects), "it was found in another store"
         try:
             return _read_pieces(self._bucket, file.pieces, begin, end)
@@ -177,8 +177,8 @@ class BucketStore(Store):
             except LockedError as error:
                 message = error.message.replace(str(self.folder), self.location, 1)
                 raise LockedError(message, error.hint) from None
-            except OutputError as error:  # with the scratch folder, which is not the fault of --out
-                hint = "What is made for a bucket is made in this folder. Name another one with --scratch."
+            except OutputError as error:  # the scratch folder is at fault, not --out
+                hint = "This folder is for the unfinished files of a bucket. Name another one with --scratch."
                 raise type(error)(error.message, hint) from None
             if not self._bucket.has_conditional_writes:
                 text = "this store does not check conditions, so two runs may not notice each other"
@@ -231,18 +231,18 @@ class BucketStore(Store):
             self._join(segment, bucket)
 
     def _join(self, segment: Segment, bucket: Bucket) -> None:
-        """Write a whole file: its header, the parts before its last segment, and that segment."""
+        """Upload a whole file: its header, its parts, and its last segment."""
         named, parts = bucket.head(segment.name), self._list_parts(segment.name)
         pieces = _cover(named, parts)
         if not pieces or pieces[-1].end < segment.begin:
             raise OutputError(
                 f"{bucket.address.child(segment.name)}: its parts before byte {segment.begin:,} are missing.",
-                "Somebody else has removed them. The same command makes them again.",
+                "Another program has removed them. Rerun the same command to make them again.",
             )
 
         def fetch(begin: int, end: int) -> memoryview:
             data = bytearray(_read_pieces(bucket, pieces, begin, min(end, segment.begin)))
-            header = segment.header[begin:end]  # the first part has nothing in its place
+            header = segment.header[begin:end]  # the first part left space for it
             data[: len(header)] = header
             with open_own(segment.path, "rb") as last:
                 last.seek(max(0, begin - segment.begin))
@@ -271,7 +271,7 @@ class BucketStore(Store):
         for file, parts in _group_parts(self._bucket.list(_PARTS_FOLDER)).items():
             end = recorded.get(file, 0)
             named = self._bucket.head(file)
-            # Once the file is whole, a run that was killed may not have come to deleting its parts.
+            # A killed run may have completed the file without deleting its parts.
             first = 0 if named is not None and named.size_bytes == end else end
             unrecorded += [info.name for begin, info in parts.items() if begin >= first]
         self._bucket.delete(unrecorded)
@@ -294,7 +294,7 @@ def _part_name(file: str, begin: int) -> str:
 
 
 def _group_parts(objects: Iterable[ObjectInfo]) -> dict[str, dict[int, ObjectInfo]]:
-    """Return the parts among these objects, by the name of the finished file; others are left out."""
+    """Return the parts among these objects, by the name of the finished file."""
     found: dict[str, dict[int, ObjectInfo]] = defaultdict(dict)
     for info in objects:
         file, _, begin = info.name.removeprefix(f"{_PARTS_FOLDER}/").rpartition("/")
@@ -304,10 +304,8 @@ def _group_parts(objects: Iterable[ObjectInfo]) -> dict[str, dict[int, ObjectInf
 
 
 def _cover(named: ObjectInfo | None, parts: _Parts) -> list[_Piece]:
-    """Return the pieces that make up a file from its first byte on, as far as there are any without a gap.
-
-    A part is newer than what the object under the file's own name has in its place.
-    """
+    """Return the pieces that make up a file from its first byte to the first gap. Parts are newer than the object under
+    the file's own name, and take precedence."""
     named_end = named.size_bytes if named else 0
     pieces: list[_Piece] = []
     position = 0
@@ -324,8 +322,8 @@ def _cover(named: ObjectInfo | None, parts: _Parts) -> list[_Piece]:
 
 
 def _judge(name: str, named: ObjectInfo | None, parts: _Parts) -> FoundFile | None:
-    """Say how long a file is, and whether it has its name: parts that reach further mean that it grows. Parts that
-    don't were left by a build that was ended before it deleted them; they have no header."""
+    """Return the file that these objects make up. Parts beyond the end of the named object mean that it grows. Other
+    parts, which lack the header, were left by a build that ended before deleting them."""
     pieces = tuple(_cover(named, parts))
     end = pieces[-1].end if pieces else 0
     if named is not None and named.size_bytes >= end:
@@ -335,7 +333,7 @@ def _judge(name: str, named: ObjectInfo | None, parts: _Parts) -> FoundFile | No
 
 
 def _read_pieces(bucket: Bucket, pieces: Iterable[_Piece], begin: int, end: int) -> bytes:
-    """Read a range of the file that these pieces make up."""
+    """Read a range of a file from its pieces."""
     found = []
     for piece in pieces:
         shift = piece.skip - piece.begin

@@ -1,17 +1,17 @@
 """The work folder of a bucket: the lock of a run, and copies of this machine's small files.
 
-The lock is an object that is replaced every few seconds, by compare-and-set. An object store can't tell whether a
-process still lives. So a run that finds a lock waits: if the object is replaced meanwhile, its run is alive, and this
-one is refused. If not, for long enough, it is dead, and this run takes the lock over. A dead run of the same scratch
-folder is recognized at once, by that folder's lock.
+The lock is an object that its run replaces every few seconds by compare-and-set, because an object store can't tell
+whether a process is alive. A run that finds a lock watches it: if the object is replaced meanwhile, its run is alive,
+and the new one is refused; otherwise it takes the lock over after a while. A dead run of the same scratch folder is
+recognized at once by that folder's lock.
 
-A run that was only asleep, and wakes up after another one has taken over, uploads nothing more, and its next manifest
-is refused, because it is not the one that it has read. Only what it was uploading may still arrive.
+A run that was suspended and wakes up after another one has taken over uploads nothing more, and its next manifest is
+refused because it would replace another run's. Only uploads already in progress may still arrive.
 
-With every beat of the lock, files that have changed are copied: heartbeat, history, quarantine, tokenizer. None of them
-is a checkpoint. They are for `status` and `report` elsewhere, and for a run that is finished on another machine. A run
-fetches all of them when it starts, unless it follows a dead one of the same scratch folder, which may have written more
-than it had copied: the lock that was left says so.
+Every beat of the lock copies the files that have changed: heartbeat, history, quarantine, tokenizer. None of them is a
+checkpoint. They serve `status` and `report` elsewhere, and let a run be finished on another machine. A run fetches all
+of them when it starts, unless it follows a dead one of the same scratch folder, which may have written more than it
+copied; the abandoned lock records that.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from fineweb_shards.units import show_seconds
 
 OBJECT_NAME = f"{WORK_FOLDER}/lock.json"
 BEAT_SECONDS = 15.0
-STALE_SECONDS = 60.0  # without a beat: the run is dead
+STALE_SECONDS = 60.0  # a run without a beat for this long is dead
 _LOOK_SECONDS = 2.0
 _MOST_TRIES = 10  # to take the lock
-# An outage is not waited for by a beat, which would come too late, but by the next one.
+# A beat does not wait for the end of an outage: it would be late, and the next one comes soon.
 _LONGEST_BEAT_OUTAGE_SECONDS = 5.0
 _LONGEST_BEAT_ANSWER_SECONDS = 10.0
 _LONGEST_END_SECONDS = 60.0
-_LONGEST_END_AFTER_ERROR_SECONDS = 4.0  # a Ctrl-C is not kept waiting for a network that is gone
+_LONGEST_END_AFTER_ERROR_SECONDS = 4.0  # Ctrl-C must not wait long for a lost network
 _SCRATCH_ID_NAME = f"{LOCK_NAME}.id"
-# For people at this machine. Earlier versions copied them.
+# Only for users of this machine. Earlier versions copied them.
 _NOT_COPIED = ("log.txt", "log.old.txt", "report.html")
-_LARGEST_BYTES = 64 * 2**20  # of a copy; a tokenizer's file has 20 MB at most
+_LARGEST_BYTES = 64 * 2**20  # of a copy; a tokenizer's file has at most 20 MB
 
 
 class BucketLock:
-    """The lock of one run, a context manager. `on_beat` is called with every beat, and at the end."""
+    """The lock of one run, a context manager. Every beat, and the end, calls `on_beat`."""
 
     def __init__(self, bucket: Bucket, scratch: Path, on_beat: Callable[[Bucket], None], observer: Observer) -> None:
         self.run_id = secrets.token_hex(8)
@@ -70,7 +70,7 @@ class BucketLock:
             "scratch": _read_scratch_id(scratch),
             "process": os.getpid(),
         }
-        # The files in this scratch folder are the newest, from now on or since a dead run of it.
+        # Whether this scratch folder has the newest files, written by this run or a dead one of the same folder.
         self.has_newest_files = False
         self._beats = 0
         self._version: Version | None = None
@@ -92,17 +92,17 @@ class BucketLock:
             ended.result(_LONGEST_END_SECONDS if kind is None else _LONGEST_END_AFTER_ERROR_SECONDS)
 
     def _take(self) -> Version:
-        """Take the lock; LockedError if another run has it. Who loses a race sees by the second try who has won it;
-        more are for races in a row. A store that answers wrongly would refuse for ever."""
+        """Take the lock; LockedError if another run has it. The loser of a race sees the winner by the second try; more
+        tries are for consecutive races. They are limited because a faulty store might refuse forever."""
         try:
             for number in range(1, _MOST_TRIES + 1):
                 if number > 1:
-                    text = f"another run was quicker to take the lock; try {number} of {_MOST_TRIES}"
+                    text = f"another run took the lock first; try {number} of {_MOST_TRIES}"
                     self._observer.set_wait("lock", text)
                     time.sleep(_LOOK_SECONDS)
                 found = self._bucket.read(OBJECT_NAME)
                 if found is not None:
-                    # A run with the same scratch folder is dead: that folder is locked by this run.
+                    # A run with the same scratch folder is dead, because this run has locked that folder.
                     is_ours = _read_field(found[0], "scratch") == self._holder["scratch"]
                     self.has_newest_files = is_ours and _read_field(found[0], "newest") is True
                     if not is_ours:
@@ -112,7 +112,7 @@ class BucketLock:
                 except ConflictError:
                     continue
                 if not self._bucket.has_conditional_writes:
-                    # Another run may have looked before this one wrote, and written after it.
+                    # Another run may have read before this one wrote, and written after it.
                     time.sleep(_LOOK_SECONDS)
                     version = self._find_own_version()
                 if version is not None:
@@ -121,17 +121,17 @@ class BucketLock:
             self._observer.set_wait("lock", None)
         address = self._bucket.address
         raise LockedError(
-            f"{address}: the lock could not be taken in {_MOST_TRIES} tries: each time the store says that "
-            "somebody else has written it.",
+            f"{address}: the lock could not be taken in {_MOST_TRIES} tries: each time the store reported that "
+            "another run had written it.",
             f"Wait for other runs. If there are none, delete {address.child(OBJECT_NAME)} and run the same "
             "command again.",
         )
 
     def _wait_for_sign(self, content: bytes, version: Version) -> tuple[bytes, Version] | None:
-        """Wait until a lock has not been renewed for so long that its run must be dead, and return it; None if it was
-        removed meanwhile. LockedError if it was renewed."""
+        """Watch a lock until its run must be dead, then return it; None if it was removed meanwhile. LockedError if it
+        was renewed."""
         end = time.monotonic() + STALE_SECONDS
-        self._observer.set_wait("lock", f"looking whether {_describe(content)} is still at work")
+        self._observer.set_wait("lock", f"checking whether {_describe(content)} is still running")
         try:
             while time.monotonic() < end:
                 time.sleep(_LOOK_SECONDS)
@@ -145,18 +145,18 @@ class BucketLock:
         return content, version
 
     def observe(self, observer: Observer) -> None:
-        """Tell this observer from now on."""
+        """Report to this observer from now on."""
         self._observer = observer
         self._bucket = self._bucket.reopened(observer)
 
     def check(self) -> None:
-        """Raise LockedError if another run has taken over. If no beat has come for long, because this machine was
-        asleep, look now: the clock that beats are timed by sleeps as well."""
+        """Raise LockedError if another run has taken over. If the last beat is old because this machine was suspended,
+        look now: the timer of the beats was suspended as well."""
         if not self._lost and time.time() - self._last_beat > STALE_SECONDS:
             self._renew(self._bucket)
         if self._lost:
             raise LockedError(
-                f"{self._bucket.address}: another run has taken over, because this one gave no sign for "
+                f"{self._bucket.address}: another run has taken over, because this one gave no sign of life for "
                 f"{show_seconds(STALE_SECONDS)}."
             )
 
@@ -172,7 +172,7 @@ class BucketLock:
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            with self._failures_told():
+            with self._failures_reported():
                 self._renew(self._hasty_bucket)
                 if self._lost:
                     text = f"{self._bucket.address}: another run has taken over; this one ends"
@@ -181,38 +181,38 @@ class BucketLock:
                 self._on_beat(self._hasty_bucket)
 
     def _renew(self, bucket: Bucket) -> None:
-        """Replace the lock, unless it is another run's by now."""
+        """Replace the lock, unless another run has it by now."""
         with self._turn:
             try:
                 self._version = self._write(bucket, self._version)
-            except ConflictError:  # or a beat was written, and its answer was lost
+            except ConflictError:  # perhaps our own beat was written, but the response was lost
                 self._version = self._find_own_version()
             self._lost = self._version is None
             self._last_beat = time.time()
 
     def _end(self) -> None:
-        """Copy the small files for the last time, and remove the lock. If they can't be copied it stays: it says that
-        those of this machine are the newest."""
+        """Copy the small files for the last time and remove the lock. If copying fails the lock stays, which records
+        that this machine has the newest files."""
         self._thread.join()
-        with self._failures_told():
+        with self._failures_reported():
             if not self._lost:
                 self._on_beat(self._hasty_bucket)
                 if self._find_own_version() is not None:
                     self._hasty_bucket.delete([OBJECT_NAME])
 
     @contextlib.contextmanager
-    def _failures_told(self) -> Iterator[None]:
-        """Report a failure instead of raising it."""
+    def _failures_reported(self) -> Iterator[None]:
+        """Report failures, even bugs, instead of raising: without the next beat another run would take over."""
         try:
             yield
-        except Exception as error:  # even a bug: without the next beat another run would take over
+        except Exception as error:
             text = f"{self._bucket.address}: {type(error).__name__}: {error}"
             self._observer.tell(Event("lock", text, loud=False))
 
 
 def _read_scratch_id(scratch: Path) -> str:
-    """Return what tells this scratch folder from all others, also from one of the same name on a machine of the same
-    name: a random number that is kept in it. The caller must have the folder locked."""
+    """Return the random number, kept in the scratch folder, that identifies it even if machine and path have the same
+    names elsewhere. The caller must hold the folder's lock."""
     path = scratch / WORK_FOLDER / _SCRATCH_ID_NAME
     with output_errors(path):
         with contextlib.suppress(FileNotFoundError, ValueError):
@@ -223,7 +223,7 @@ def _read_scratch_id(scratch: Path) -> str:
 
 
 def _read_field(content: bytes, name: str) -> object:
-    """Return a value of a lock's content; None if it is damaged."""
+    """Return a field of a lock's content; None if it is damaged."""
     try:
         return parse_object(content).get(name)
     except ValueError:
@@ -231,7 +231,7 @@ def _read_field(content: bytes, name: str) -> object:
 
 
 def is_bucket_locked(bucket: Bucket) -> bool:
-    """Return whether the lock of a folder was renewed lately. This machine's clock must be right for it."""
+    """Return whether the lock was renewed recently, by this machine's clock."""
     found = bucket.head(OBJECT_NAME)
     return found is not None and time.time() - found.modified_seconds < STALE_SECONDS
 
@@ -246,17 +246,17 @@ def _describe(content: bytes) -> str:
 
 
 class MirroredFiles:
-    """The files directly in a work folder, and those of a bucket's."""
+    """Copies files between the work folder on this machine and the bucket's."""
 
     def __init__(self, bucket: Bucket, folder: Path) -> None:
         self._bucket = bucket
         self._folder = folder
-        # Of files that are the same in both: their state here, and the ETag there of those that were fetched.
+        # Of identical files: their state here, and the ETag there of those that were fetched.
         self._states: dict[str, tuple[int, int]] = {}
         self._etags: dict[str, str] = {}
 
     def pull(self, *, only_missing: bool = False) -> None:
-        """Copy files from the bucket, if they have not been fetched before; or those alone that are missing here."""
+        """Copy files from the bucket that were not fetched before, or only those that are missing here."""
         for info in self._bucket.list_folder(WORK_FOLDER):
             path = self._folder / info.name.rpartition("/")[2]
             if not _is_mirrored(path.name) or info.size_bytes > _LARGEST_BYTES:
@@ -270,7 +270,7 @@ class MirroredFiles:
                 self._states[path.name], self._etags[path.name] = _state_of(path), plain_etag(found[1].etag)
 
     def push(self, bucket: Bucket) -> None:
-        """Copy files that have changed into the bucket, which may wait less long for it than ours."""
+        """Copy changed files to the bucket; the caller's `bucket` may have shorter timeouts than ours."""
         for path in sorted(self._folder.iterdir()):
             if not _is_mirrored(path.name) or not is_plain_file(path):
                 continue
@@ -280,7 +280,6 @@ class MirroredFiles:
                 self._states[path.name] = state
 
     def remove(self) -> None:
-        """Remove the copies in the bucket."""
         names = [info.name for info in self._bucket.list_folder(WORK_FOLDER)]
         ours = [(one, one.rpartition("/")[2]) for one in names]
         self._bucket.delete([one for one, name in ours if _is_mirrored(name) or name in _NOT_COPIED])

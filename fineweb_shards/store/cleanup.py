@@ -1,8 +1,8 @@
-"""Tell files that fineweb-shards has made from all others, and delete only those.
+"""Distinguish files made by fineweb-shards from all others, and delete only those.
 
---fresh deletes the files that the manifest names, shards that a killed run had named but not yet recorded,
-and the work folder. If the manifest can't be read, nothing is deleted, because the folder may hold anything.
-A run removes what a killed one has left and no run will use again.
+--fresh deletes the files listed in the manifest, shards that a killed run had renamed but not yet recorded, and the
+work folder. If the manifest can't be read, nothing is deleted, because the folder may contain anything. A run removes
+the leftovers of a killed one that no run will use again.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _SURELY_UNUSED_SECONDS = 600.0
 
 
 def start_over(store: Store, layout: Layout, warn: Callable[[str], None], *, yes: bool) -> None:
-    """Delete an earlier run's output. Say what is deleted, even with --quiet; unless `yes`, ask first."""
+    """Delete an earlier run's output. Report the files even with --quiet, and ask first unless `yes`."""
     files, work = plan_deletion(store, layout)
     if not files and not work:
         return
     what = _describe_deletion(store, files, work)
     if not yes:
         terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
-        if not terminal or in_notebook():  # in a notebook nobody can type an answer
+        if not terminal or in_notebook():  # a notebook has no way to answer
             raise UsageError(
                 f"--fresh would delete {what}.",
                 "There is no terminal to ask: add --yes to delete it, or leave out --fresh to resume.",
@@ -58,18 +58,18 @@ def start_over(store: Store, layout: Layout, warn: Callable[[str], None], *, yes
             else:
                 path.unlink(missing_ok=True)
         store.remove(name for name in files if name != FILE_NAME)
-        # Last, because until then it says which files are ours.
+        # Last, because until then it identifies our files.
         store.remove(name for name in files if name == FILE_NAME)
         store.remove_unrecorded({})
         store.remove_work_copies()
-        with contextlib.suppress(OSError):  # it does not exist, or holds other files
+        with contextlib.suppress(OSError):  # it does not exist, or contains other files
             (store.folder / INDEX_FOLDER).rmdir()
 
 
 def plan_deletion(store: Store, layout: Layout) -> tuple[Mapping[str, int], list[Path]]:
-    """Return what --fresh would delete: finished files with their sizes in bytes, and what is in the work folder;
-    OutputError if shards of `layout` are there that the manifest does not list."""
-    manifest = load_manifest(store.folder)  # raises an error if it can't be read, or is another program's
+    """Return what --fresh would delete: finished files with their sizes, and the contents of the work folder;
+    OutputError if there are shards of `layout` that the manifest does not list."""
+    manifest = load_manifest(store.folder)  # an error if it can't be read, or is another program's
     ours = our_names(store, manifest) if manifest else set()
     refuse_untracked_shards(store, layout, ours)
     work = store.folder / WORK_FOLDER
@@ -87,7 +87,7 @@ def _describe_deletion(store: Store, files: Mapping[str, int], work: Iterable[Pa
         for below in path.rglob("*") if is_folder else [path]:
             if below.is_symlink() or not below.is_dir():
                 count += 1
-                with contextlib.suppress(FileNotFoundError):  # another program has removed it meanwhile
+                with contextlib.suppress(FileNotFoundError):  # another program removed it meanwhile
                     size_bytes += below.lstat().st_size
     what = f"{show_number_of(len(files), 'file')} in {store.location}"
     if count:
@@ -97,7 +97,7 @@ def _describe_deletion(store: Store, files: Mapping[str, int], work: Iterable[Pa
 
 
 def our_names(store: Store, manifest: Manifest) -> set[str]:
-    """Return the names of the files in a folder that fineweb-shards made, according to the manifest."""
+    """Return the names of the files that fineweb-shards made, according to the manifest."""
     names = {record.name for record in manifest.shards}
     if not manifest.complete:
         unrecorded = manifest.numbering.unrecorded_names(manifest.shards, set(store.list_names()))
@@ -106,30 +106,26 @@ def our_names(store: Store, manifest: Manifest) -> set[str]:
 
 
 def holds_shards(store: Store, manifest: Manifest) -> bool:
-    """Return whether the store has any shard that was made with this manifest's settings."""
+    """Return whether the store has any shard made with this manifest's settings."""
     return bool(manifest.shards or our_names(store, manifest))
 
 
 def refuse_untracked_shards(store: Store, layout: Layout, ours: set[str]) -> None:
-    """Raise OutputError if the store has shards that are not in `ours`.
-
-    A reader would mix them with the new shards, and they are not deleted, because they may be the only copy.
-    """
+    """Raise OutputError if the store has shards that are not in `ours`: a reader would mix them with the new ones.
+    They are not deleted, because they may be the only copy."""
     untracked = find_untracked(list_all_names(store), layout, ours)
     if untracked:
         are, them = ("is", "it") if len(untracked) == 1 else ("are", "them")
         raise OutputError(
             f"{store.location}: {_name_some(untracked)} {are} here, but no {FILE_NAME} of this folder lists "
-            f"{them}: fineweb-shards neither replaces nor deletes what it may not have made.",
+            f"{them}: fineweb-shards never replaces or deletes files that it may not have made.",
             "Choose another --out, or move them away.",
         )
 
 
 def _is_whole(store: Store, manifest: Manifest, name: str) -> bool:
-    """Return whether a file is a shard that a killed run had named but not yet recorded.
-
-    It then has the length and the header of a shard, and does not grow any more.
-    """
+    """Return whether a file is a shard that a killed run had renamed but not yet recorded: it has its final name, and
+    the length and header of a shard."""
     layout, shard_format = manifest.layout, manifest.shard_format
     try:
         found = store.find(name)
@@ -148,7 +144,7 @@ def _name_some(names: list[str]) -> str:
 
 
 def remove_leftovers(store: Store, manifest: Manifest) -> None:
-    """Remove temporary files that `manifest` does not continue. The caller must hold the store's lock."""
+    """Remove temporary files that `manifest` has no use for. The caller must hold the store's lock."""
     recorded = {file.name: file.end_bytes for file in list_files(manifest.shards)}
     with output_errors(store.folder):
         for path in store.leftovers(recorded):
@@ -158,9 +154,9 @@ def remove_leftovers(store: Store, manifest: Manifest) -> None:
 
 
 def remove_outdated_files(store: Store, manifest: Manifest) -> None:
-    """Remove files that the store's saved manifest names and `manifest` does not: they will be made again.
+    """Remove files that the store's saved manifest lists and `manifest` does not: they will be made again.
 
-    This must happen before `manifest` is saved: afterwards nothing would say that the files are ours.
+    Call this before saving `manifest`: afterwards nothing would identify the files as ours.
     """
     before = load_manifest(store.folder)
     if before is None:
@@ -171,32 +167,31 @@ def remove_outdated_files(store: Store, manifest: Manifest) -> None:
 
 
 def tidy_finished(store: Store, manifest: Manifest) -> None:
-    """Remove leftovers of a finished build, if possible: nothing depends on it."""
+    """Remove leftovers of a finished build, if possible."""
     with contextlib.suppress(OutputError):  # for example in a read-only folder
         remove_leftovers(store, manifest)
 
 
 def _may_be_in_use(path: Path) -> bool:
-    """Return whether a temporary file is recent and of `write_quickly` (named with process and thread)."""
+    """Return whether a temporary file is recent and from `write_quickly` (named by process and thread)."""
     numbers = path.name.split(".")[-3:-1]
     quick = len(numbers) == 2 and all(number.isdecimal() for number in numbers)
     return quick and time.time() - path.stat().st_mtime < _SURELY_UNUSED_SECONDS
 
 
 def list_all_names(store: Store) -> list[str]:
-    """List the names of all files in a store, with those in the folder of indices."""
+    """List the names of all files in a store and in its index folder."""
     return [*store.list_names(), *(f"{INDEX_FOLDER}/{name}" for name in store.list_names(INDEX_FOLDER))]
 
 
 def find_untracked(names: Iterable[str], layout: Layout, known: set[str]) -> list[str]:
-    """Choose the names of files that a reader of the layout would open, or that are named like an index of them, and
-    that are not among the known names."""
+    """Return the unknown names that a reader of the layout would open, or that look like an index."""
     return sorted(name for name in names if (layout.owns(name) or layout.owns_index(name)) and name not in known)
 
 
 def refuse_planted_files(store: Store, *, index: bool = False) -> None:
-    """Raise OutputError if links, pipes or folders are where a run will write its own files. Each of those is looked at
-    again when it is opened; but a run that can't write its log, for one, would not stop there."""
+    """Raise OutputError if links, pipes or folders are in the place of a run's own files. Opening a file checks again,
+    but a run would not stop merely because, for example, its log can't be written."""
     with output_errors(store.folder):
         refuse_foreign_files(store.folder / WORK_FOLDER, {DOWNLOAD_FOLDER, PILE_FOLDER})
         refuse_link(store.folder / FILE_NAME)

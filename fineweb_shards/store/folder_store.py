@@ -1,4 +1,4 @@
-"""Keep finished files in a folder: a file grows in the work folder and is renamed when it is whole."""
+"""Keep finished files in a folder: a file grows in the work folder, and is renamed when it is whole."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FolderStore(Store):
         return FoundFile(name, path.stat().st_size, path == self.folder / name) if path else None
 
     def open(self, file: FoundFile) -> BinaryIO:
-        path = find_file(self.folder, file.name) or self.folder / file.name  # it may have got its name
+        path = find_file(self.folder, file.name) or self.folder / file.name  # renamed in between
         return open_own(path, "rb", follow_links=path.parent.name != WORK_FOLDER)
 
     def read_range(self, file: FoundFile, begin: int, end: int) -> bytes:
@@ -95,7 +95,7 @@ class FolderStore(Store):
             try:
                 path.unlink(missing_ok=True)
             except OSError:
-                refuse_other_kinds(path)  # which says more than that this is not permitted
+                refuse_other_kinds(path)  # a better message than "not permitted"
                 raise
 
     def prepare(self, name: str, offset: int) -> GrowingPart:
@@ -105,8 +105,8 @@ class FolderStore(Store):
             open_own(path, "xb").close()
             return GrowingPart(path)
         if not os.path.lexists(path):
-            open_own(final, "r+b").close()  # refused before it is moved, if it is not ours to continue
-            os.replace(final, path)  # it was finished, but then a part of it was lost
+            open_own(final, "r+b").close()  # refuse a foreign file before moving it
+            os.replace(final, path)  # it was finished, but a part was lost afterwards
         with open_own(path, "r+b") as file:
             file.truncate(offset)
         return GrowingPart(path)
@@ -117,19 +117,19 @@ class FolderStore(Store):
 
     def name_file(self, segment: Segment) -> None:
         if not segment.whole:
-            sync_folder(segment.path.parent)  # the manifest will rely on the file being there
-        elif os.path.lexists(segment.path):  # else it has its name: this was interrupted before
+            sync_folder(segment.path.parent)  # the manifest will rely on the file
+        elif os.path.lexists(segment.path):  # else an interrupted call has renamed it
             publish(segment.path, self.folder / segment.name)
 
     def add_file(self, temporary: Path, name: str, observer: Observer) -> None:
         final = self._final(name)
         if not final.parent.is_dir():
-            make_folder(final.parent)  # another process may do the same now
+            make_folder(final.parent)  # another process may be doing the same
             sync_folder(self.folder)
         publish(temporary, final)
 
     def _final(self, name: str) -> Path:
-        """Return the path of a finished file; a folder that it is in is ours, and no link."""
+        """Return the path of a finished file, after checking that its subfolder is no link."""
         path = self.folder / name
         if path.parent != self.folder:
             refuse_link(path.parent)

@@ -1,10 +1,10 @@
-"""The manifest of an output folder: what is finished, what it was made from, and where a resume starts.
+"""The manifest of an output folder: the finished files, their input, and where a resume starts.
 
-The manifest is the only checkpoint. A shard is durable before its record is, so that the manifest never names a shard
-that might be missing; a shard that it does not name is made again. It contains no path and no access token of this
-machine: a folder can be moved to another one and finished there.
+The manifest is the only checkpoint. A shard is durable before its record is, so the manifest never names a shard that
+might be missing; an unnamed shard is made again. It contains no path or access token of this machine: a folder can be
+moved to another machine and finished there.
 
-`manifest.json` is JSON that a person can read, with a checksum of its values. manifest_file.py writes it.
+`manifest.json` is human-readable JSON with a checksum of its values. manifest_file.py writes it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from fineweb_shards.units import show_number_of
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 FILE_NAME = "manifest.json"
-MOST_BYTES = 256 * 2**20  # that of FineWeb-Edu's 2,410 files has 7.5 MB at the end; a million files fit
+MOST_BYTES = 256 * 2**20  # FineWeb-Edu's, for 2,410 files, ends at 7.5 MB; a million files fit
 FORMAT_VERSION = 4
 _MIX_FORMAT = 5  # with weights or epochs: an older program would continue with another stream
-_SHUFFLE_FORMAT = 6  # with piles: neither would an older one know where to go on
+_SHUFFLE_FORMAT = 6  # with piles: an older program would not know where to continue
 # Formats that can be read; a folder that was begun with an older one is saved in the newest.
 _READABLE_FORMATS = (2, 3, FORMAT_VERSION, _MIX_FORMAT, _SHUFFLE_FORMAT)
 _RENAMED_SINCE_2 = {"inside": "starts_mid_document", "wrong_claims": "token_count_mismatches"}
@@ -46,19 +46,19 @@ _FIELDS = (
     "checksum", "vocabulary", "settings", "commit", "versions", "totals", "effort", "quarantined", "shards",
     "files", "complete",
 )  # fmt: skip
-# The settings that say where a part of the input comes from and how it is read.
+# The settings of one part of the input: where it comes from and how it is read.
 PART_SETTINGS = (
     "format", "dataset", "name", "split", "revision", "text_column", "tokens_column", "template", "where",
     "sample", "sample_seed", "separator", "min_tokens", "max_document_tokens", "weight", "epochs",
 )  # fmt: skip
 _MOST_IDS = 2**31  # the most that a layout's tokens can hold
-# What says what a vocabulary's file is. In a manifest only if it is another one: those of GPT-2 stay as they were.
+# These fields identify a vocabulary's file. They are saved only if they differ from GPT-2's.
 GPT2_FIELDS = {"pattern": GPT2.pattern, "reference": GPT2.reference}
 
 
 @dataclass(frozen=True)
 class InputPart:
-    """A part of the input: what it was read from, and how."""
+    """A part of the input: its files, and how they are read."""
 
     settings: dict[str, Any]  # those of PART_SETTINGS
     files: list[dict[str, Any]]
@@ -66,17 +66,17 @@ class InputPart:
 
     @property
     def epochs(self) -> int:
-        """How many times it is read, except for its files for validation."""
+        """How many times its training files are read."""
         return self.settings.get("epochs") or 1
 
     @property
     def file_count(self) -> int:
-        """How many files are read, each as often as it is."""
+        """The number of files read, counting each epoch."""
         return sum(1 if file.get("for_validation") else self.epochs for file in self.files)
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """Its name in messages."""
         if self.settings.get("dataset"):
             return f"{self.settings['dataset']} {self.settings.get('name') or ''}".strip()
         if self.settings.get("folder"):  # of finished shards
@@ -86,9 +86,9 @@ class InputPart:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The state of an output folder. It is immutable; a change makes a new one, which is then saved."""
+    """The state of an output folder. Immutable: a change makes a new manifest, which is then saved."""
 
-    settings: dict[str, Any]  # those that change the output, except for those of the parts
+    settings: dict[str, Any]  # those that affect the output, without those of the parts
     parts: tuple[InputPart, ...]  # of the input
     versions: dict[str, str]  # of the packages that made the shards
     shards: tuple[ShardRecord, ...] = ()
@@ -100,7 +100,7 @@ class Manifest:
     digits: int = 0  # of the numbers in file names: see layouts/base.py
     vocabulary: Vocabulary = GPT2  # without the bytes of its tokens
     index: bool = False  # files have the sidecar of --index, too
-    piles: PileState | None = None  # of a shuffle, whose shards are made of piles: how far its first pass is
+    piles: PileState | None = None  # the progress of a shuffle's first pass, which writes piles
 
     @property
     def tokens(self) -> int:
@@ -125,14 +125,14 @@ class Manifest:
 
     @property
     def pass_number(self) -> int:
-        """The pass of a shuffle that is at work, 1 or 2, or was the last one; 0: there is only one."""
+        """The current or last pass of a shuffle, 1 or 2; 0 without a shuffle."""
         if not self.is_shuffled:
             return 0
         return 2 if self.piles and self.piles.ended else 1
 
     @property
     def piled_tokens(self) -> int:
-        """How many tokens the first pass of a shuffle has written."""
+        """The number of tokens that a shuffle's first pass has written."""
         return sum(self.piles.tokens) if self.piles else 0
 
     @property
@@ -140,16 +140,12 @@ class Manifest:
         return [file for part in self.parts for file in part.files]
 
     @property
-    def has_epochs(self) -> bool:
-        return any(part.epochs > 1 for part in self.parts)
-
-    @property
     def layout(self) -> Layout:
         return get_layout(self.settings["layout"])
 
     @property
     def sidecars(self) -> tuple[Sidecar, ...]:
-        """The sidecars that each file has when the folder is complete."""
+        """The sidecars that each file of a complete folder has."""
         return (*self.layout.sidecars, DocumentIndex()) if self.index else self.layout.sidecars
 
     @property
@@ -170,26 +166,26 @@ class Manifest:
 
     @property
     def done(self) -> PackedTotals:
-        """What is finished of each split, for the packer."""
+        """The finished totals of each split, for the packer."""
         return PackedTotals(tokens_of(self.shards, "val"), tokens_of(self.shards, "train"), self.documents)
 
     @property
     def end(self) -> Cursors:
-        """The place in the stream where the next shard begins; in a shuffle that is one in the piles."""
+        """The place in the stream where the next shard begins; in a shuffle, a place in the piles."""
         if self.shards:
             return self.shards[-1].end
         return (Cursor(0, 0),) * (1 if self.is_shuffled else len(self.parts))
 
     @property
     def input_end(self) -> Cursors:
-        """The place in the input before which nothing has to be read again."""
+        """The place in the input where a resume starts reading."""
         if not self.is_shuffled:
             return self.end
         return self.piles.end if self.piles else (Cursor(0, 0),) * len(self.parts)
 
     @property
     def mix(self) -> MixRule | None:
-        """How the parts are mixed; None: they come one after the other."""
+        """How the parts are mixed; None: they follow one another."""
         weights = [part.settings.get("weight") for part in self.parts]
         if None in weights or "exported_from" in self.settings:
             return None
@@ -200,36 +196,36 @@ class Manifest:
 
     @property
     def taken(self) -> tuple[Taken, ...]:
-        """How much a mix has taken of each part where the next shard begins; nothing if there is no mix."""
+        """How much a mix has taken of each part where the next shard begins; empty without a mix."""
         if self.shards:
             return self.shards[-1].taken
         return tuple(Taken() for _ in self.parts) if self.mix and not self.is_shuffled else ()
 
     @property
     def mixed(self) -> tuple[tuple[Taken, ...], Cursors]:
-        """How much a mix has taken of each part of the input, and up to where."""
+        """How much a mix has taken of each part of the input, and where it stopped."""
         return self.piles.taken if self.piles else self.taken, self.input_end
 
     @property
     def format(self) -> int:
-        """The format in which it is saved."""
+        """The format version to save it in."""
         if self.is_shuffled:
             return _SHUFFLE_FORMAT
-        return _MIX_FORMAT if self.mix or self.has_epochs else FORMAT_VERSION
+        return _MIX_FORMAT if self.mix or any(part.epochs > 1 for part in self.parts) else FORMAT_VERSION
 
     def append(self, *records: ShardRecord) -> Manifest:
-        """Return a manifest with the records of one more checkpoint, which all have the same end."""
+        """Return a manifest with the records of one more checkpoint, which share an end."""
         return replace(self, shards=(*self.shards, *records))
 
 
 def divide_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the whole output, and those of a part of the input."""
+    """Return the settings of the whole output and those of one part of the input."""
     common = {name: value for name, value in settings.items() if name not in PART_SETTINGS}
     return common, {name: settings[name] for name in PART_SETTINGS if name in settings}
 
 
 def canonical_json(value: Any) -> bytes:
-    """Return a value as it is hashed."""
+    """Return the JSON of a value that the checksum covers."""
     return json.dumps(value, sort_keys=True).encode()
 
 
@@ -237,11 +233,8 @@ def canonical_json(value: Any) -> bytes:
 
 
 def load_manifest(folder: Path, location: str = "") -> Manifest | None:
-    """Load the folder's manifest; None if there is none. `location` is what the user calls the folder, if it has copies
-    of another one's files.
-
-    Raises DamageError if it is damaged, OutputError if it is another program's.
-    """
+    """Load the folder's manifest; None if there is none. `location` is the user's name for the folder, if it only has
+    copies of another one's files. Raises DamageError if it is damaged, OutputError if it is another program's."""
     path = folder / FILE_NAME
     try:
         data = read_file(path, MOST_BYTES, follow_links=True)
@@ -258,11 +251,8 @@ def find_manifest(store: Store) -> Manifest | None:
 
 
 def is_ours(folder: Path, data: bytes) -> bool:
-    """Return whether a `manifest.json` was made by this program, even if it is damaged.
-
-    Web applications and many others have a file of that name. Ours contains most of our fields, or is beside a work
-    folder that a run has used.
-    """
+    """Return whether a `manifest.json` was made by this program, even if it is damaged. Web applications, for example,
+    have files of that name. Ours has most of our fields, or is beside a work folder that a run has used."""
     try:
         return has_our_fields(data) or any(not is_lock_name(path.name) for path in (folder / WORK_FOLDER).iterdir())
     except OSError:
@@ -275,7 +265,7 @@ def has_our_fields(data: bytes) -> bool:
 
 
 def parse_manifest(data: bytes, folder: Path, location: str = "") -> Manifest:
-    """Make a manifest of the content of a folder's file. Raises errors like `load_manifest`."""
+    """Parse the content of a folder's `manifest.json`. Raises the same errors as `load_manifest`."""
     path = f"{location}/{FILE_NAME}" if location else str(folder / FILE_NAME)
     if not is_ours(folder, data):
         raise OutputError(
@@ -287,13 +277,13 @@ def parse_manifest(data: bytes, folder: Path, location: str = "") -> Manifest:
     except ValueError as error:
         raise DamageError(
             f"{path}: the manifest is damaged: {error}.",
-            "Restore it from a copy, or choose another --out. Nothing here was touched: only the "
-            "manifest says which files --fresh may delete.",
+            "Restore it from a copy, or choose another --out. Nothing here was touched, because only the "
+            "manifest lists the files that --fresh may delete.",
         ) from error
 
 
 def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manifest:
-    """Make a manifest from parsed JSON; ValueError if damaged, ChangedError if the format is unknown."""
+    """Convert parsed JSON; ValueError if it is damaged, ChangedError if the format is unknown."""
     found = get(data, "format", int)
     if found not in _READABLE_FORMATS:
         *older, newest = map(str, _READABLE_FORMATS)
@@ -303,7 +293,7 @@ def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manife
         )
     recorded = data.pop("checksum", None)  # early manifests have none
     if recorded is not None and recorded != hashlib.sha256(canonical_json(data)).hexdigest():
-        raise ValueError("its checksum does not fit; it was changed after it was written")
+        raise ValueError("its checksum does not match; it was changed after it was written")
     if found == 2:
         data = _with_new_names(data)
     if found < 4:
@@ -328,7 +318,7 @@ def _manifest_from_json(path: str, folder: Path, data: dict[str, Any]) -> Manife
     _check(manifest)
     wanted = manifest.shard_format.dtype.name
     if "vocabulary" in data and (dtype := get(data["vocabulary"], "dtype", str)) != wanted:
-        raise ValueError(f"its tokens are {dtype!r:.40}, where they should be {wanted}")
+        raise ValueError(f"its tokens are {dtype!r:.40}, but should be {wanted}")
     return manifest
 
 
@@ -339,8 +329,8 @@ def _part_from_json(data: dict[str, Any]) -> InputPart:
 
 
 def _vocabulary_from_json(manifest: dict[str, Any], work_folder: Path) -> Vocabulary:
-    """Return the vocabulary that a `manifest.json` names; the file that defines it is in `work_folder`. An early
-    manifest names only a tokenizer, which is GPT-2."""
+    """Return the vocabulary of a `manifest.json`, whose file is in `work_folder`. An early manifest names only a
+    tokenizer, which is GPT-2."""
     if manifest.get("tokenizer") == GPT2.name:
         return GPT2
     data = get(manifest, "vocabulary", dict)
@@ -356,7 +346,7 @@ def _vocabulary_from_json(manifest: dict[str, Any], work_folder: Path) -> Vocabu
 
 
 def _check(manifest: Manifest) -> None:
-    """Raise ValueError if anything in a manifest is inconsistent."""
+    """Raise ValueError if the manifest is inconsistent."""
     checks.check_settings_kinds(manifest.settings)
     for part in manifest.parts:
         checks.check_part_settings(part.settings)
@@ -386,7 +376,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def _with_new_names(value: Any) -> Any:
-    """Return a manifest of format 2 with its fields renamed as in format 3."""
+    """Return a manifest of format 2 with its fields renamed for format 3."""
     if isinstance(value, list):
         return [_with_new_names(one) for one in value]
     if isinstance(value, dict):
@@ -395,7 +385,7 @@ def _with_new_names(value: Any) -> Any:
 
 
 def _with_one_part(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest of format 3, from before there were parts, as one of format 4."""
+    """Convert a manifest of format 3, which had no parts, to format 4."""
     common, own = divide_settings(get(data, "settings", dict))
     part = {"settings": own, "files": get(data, "files", list), "commit": data.get("commit")}
     records = [expect("ShardRecord", record, dict) for record in get(data, "shards", list)]

@@ -1,8 +1,8 @@
-"""Check that what is in a manifest is consistent.
+"""Check that a manifest is consistent.
 
-A checksum finds a changed character. These checks find what was already wrong when the manifest was saved or edited by
-hand, and also work for early manifests without a checksum. Each raises ValueError with a phrase that says what is
-wrong. None of them reads a token file.
+Its checksum detects changed characters. These checks find errors that already existed when the manifest was saved or
+edited by hand, and they work for early manifests without a checksum. Each raises ValueError with a phrase that names
+the error. None reads a token file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _get_counts = operator.attrgetter(*(field.name for field in dataclasses.fields(C
 
 
 def check_settings_kinds(settings: dict[str, Any]) -> None:
-    """Check the settings that the program uses; all others are only compared with those of a resume."""
+    """Check the settings that the program uses; a resume only compares the others."""
     layout = get(settings, "layout", str)
     if layout not in LAYOUTS:
         raise ValueError(f"the layout {layout!r:.40} is unknown")
@@ -40,14 +40,14 @@ def check_settings_kinds(settings: dict[str, Any]) -> None:
 
 
 def check_part_settings(settings: dict[str, Any]) -> None:
-    """Check the settings of a part that the program uses."""
+    """Check the settings of one part."""
     for name in ("weight", "epochs"):
         if settings.get(name) is not None and get(settings, name, int) < 1:
             raise ValueError(f"{name} is below 1")
 
 
 def check_files(parts: Sequence[Sequence[Any]]) -> None:
-    """Check what a resume from the hub reads by, of the files of each part; what it compares need not be checked."""
+    """Check the fields of each part's files that a resume from the hub relies on."""
     if not parts:
         raise ValueError("it names no part of the input")
     for file in itertools.chain.from_iterable(parts):
@@ -63,12 +63,12 @@ def check_files(parts: Sequence[Sequence[Any]]) -> None:
 
 
 def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_format: ShardFormat) -> None:
-    """Check that each record starts where the one before it ends, in the right file."""
+    """Check that each record starts where the previous one ends, in the right file."""
     done = dict.fromkeys(SPLITS, 0)
     for record in records:
         before, name = done[record.split], numbering.name(record.split, done)
         if record.name != name:
-            raise ValueError(f"it names {record.name!r:.80} where it should name {name}")
+            raise ValueError(f"it names {record.name!r:.80} but should name {name}")
         if not 1 <= record.tokens <= numbering.shard_tokens - before % numbering.shard_tokens:
             raise ValueError(f"{name}: {record.tokens:,} tokens do not fit into it")
         begin = numbering.begin(before)
@@ -83,18 +83,18 @@ def check_records(records: Sequence[ShardRecord], numbering: Numbering, shard_fo
         if not 0 <= record.documents <= record.tokens:
             raise ValueError(f"{name}: {record.documents:,} documents in {record.tokens:,} tokens")
         if not _SHA256.fullmatch(record.sha256):
-            raise ValueError(f"{name}: {record.sha256!r:.80} is no SHA-256")
+            raise ValueError(f"{name}: {record.sha256!r:.80} is not a SHA-256")
         if min(_get_counts(record.counts)) < 0:
             raise ValueError(f"{name}: a count is negative")
         done[record.split] += record.tokens
     val, limit = done["val"], numbering.split_rule.val_tokens
     if limit and (val > limit or (done["train"] and val < limit)):
-        raise ValueError(f"there are {val:,} tokens for validation, where there should be {limit:,}")
+        raise ValueError(f"there are {val:,} tokens for validation, but should be {limit:,}")
 
 
 def check_cursors(ends: Sequence[Cursors], files: Sequence[int]) -> None:
-    """Check that no cursor goes back; only the records of one checkpoint have the same end. `files` is the number of
-    files of each part."""
+    """Check that no cursor goes back; only records of the same checkpoint share an end. `files` has the number of files
+    of each part."""
     last = tuple(Cursor(0, 0) for _ in files)
     for end in ends:
         if len(end) != len(files):
@@ -108,44 +108,43 @@ def check_cursors(ends: Sequence[Cursors], files: Sequence[int]) -> None:
 
 
 def check_taken(records: Sequence[Sequence[Taken]], parts: int) -> None:
-    """Check that what a mix has taken of each of its `parts` only grows; 0: there is no mix."""
+    """Check that the amount a mix has taken of each of its `parts` only grows; 0: there is no mix."""
     last = (Taken(),) * parts
     for taken in records:
         if len(taken) != parts:
-            raise ValueError(f"a record says of {len(taken)} parts how much was taken, where {parts} are mixed")
+            raise ValueError(f"a record says how much was taken of {len(taken)} parts, but {parts} are mixed")
         for here, before in zip(taken, last, strict=True):
             if here.tokens < before.tokens or here.documents < before.documents:
-                raise ValueError(f"less of a part was taken than before ({here.tokens:,} tokens)")
+                raise ValueError(f"a record has taken less of a part than the one before ({here.tokens:,} tokens)")
         last = tuple(taken)
 
 
 def check_piles(piles: PileState, files: Sequence[int], mixed: int) -> None:
-    """Check what is recorded of the first pass of a shuffle, whose input has `files` files in each part, of which
-    `mixed` are mixed."""
+    """Check the state of a shuffle's first pass, whose input has `files` files in each part, `mixed` of them mixed."""
     check_cursors([piles.end], files)
     check_taken([piles.taken], mixed)
     figures = (*piles.tokens, piles.documents, piles.open_tokens, piles.list_bytes, *_get_counts(piles.counts))
     if not 1 <= piles.count <= MOST_PILES or len(piles.tokens) != piles.count + 1 or min(figures) < 0:
-        raise ValueError(f"what it says of {piles.count} piles is inconsistent")
+        raise ValueError(f"its figures for {piles.count} piles are inconsistent")
     if not 0 <= piles.open_pile <= piles.count or piles.open_tokens > piles.tokens[piles.open_pile]:
         raise ValueError(f"the last document is not in pile {piles.open_pile}")
     if piles.list_sha256 and not _SHA256.fullmatch(piles.list_sha256):
-        raise ValueError(f"{piles.list_sha256!r:.80} is no SHA-256")
+        raise ValueError(f"{piles.list_sha256!r:.80} is not a SHA-256")
 
 
 def check_quarantined(documents: Sequence[Quarantined], files: Sequence[int]) -> None:
-    """Check that quarantined documents belong to files of the input, of which each part has `files`."""
+    """Check that quarantined documents belong to input files; `files` has the number of files of each part."""
     for document in documents:
-        is_there = 0 <= document.part < len(files) and 0 <= document.file < files[document.part]
-        if not is_there or not _SHA256.fullmatch(document.sha256):
+        exists = 0 <= document.part < len(files) and 0 <= document.file < files[document.part]
+        if not exists or not _SHA256.fullmatch(document.sha256):
             raise ValueError(f"a quarantined document is not one of the input (file {document.file})")
 
 
 def check_totals(totals: dict[str, Any], sums: Mapping[str, int]) -> None:
-    """Check that the totals are the `sums` of the records; other counts must only not be negative."""
+    """Check that the totals equal the `sums` of the records, and that no other count is negative."""
     for name, found in sums.items():
         if get(totals, name, int) != found:
-            raise ValueError(f"it counts {totals[name]:,} {name}, its records have {found:,}")
+            raise ValueError(f"it counts {totals[name]:,} {name}, but its records have {found:,}")
     get(totals, "dropped_tokens", int)
     for name, count in totals.items():
         if expect(name, count, int) < 0:

@@ -1,7 +1,7 @@
 """Save the manifest of an output folder.
 
-A run does so after every shard, and the lists in it become long: 2,410 files and 13,000 records, a second of work each
-time. So the text of an item is made once and kept.
+A run saves it after every shard, and its lists become long: serializing 2,410 files and 13,000 records takes a second.
+So each item is serialized once and its text is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fineweb_shards.units import show_number_of
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A value as it is hashed (on one line, with sorted keys), and as it is shown."""
+    """A value's JSON for the hash (on one line, with sorted keys), and for the file."""
 
     hashed: bytes
     shown: bytes
@@ -31,7 +31,7 @@ class _Text:
     @classmethod
     def of(cls, value: Any, depth: int = 1) -> _Text:
         text = json.dumps(value, indent=1, ensure_ascii=False).replace("\n", "\n" + " " * depth)
-        # A lone surrogate (in a file name) is written as a JSON escape, because it has no UTF-8.
+        # A lone surrogate in a file name becomes a JSON escape, because UTF-8 can't encode it.
         return cls(canonical_json(value), text.encode("utf-8", "backslashreplace"))
 
 
@@ -43,7 +43,7 @@ class _ListText:
         self._texts: list[_Text] = []
 
     def update(self, items: Sequence[ShardRecord | InputPart]) -> _Text:
-        """Return the text of these items."""
+        """Return the text of the list."""
         if self._items != list(items[: len(self._items)]):  # quick, because most are the same objects
             self._items, self._texts = [], []
         self._texts += [_Text.of(_to_json(item), depth=2) for item in items[len(self._items) :]]
@@ -55,7 +55,7 @@ class _ListText:
 
 
 class ManifestFile:
-    """The manifest of a store, for a run that saves it often: mostly there are only more records."""
+    """Saves the manifest of a store repeatedly: usually only records were added."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -90,11 +90,11 @@ class ManifestFile:
         fields = {"checksum": _Text.of(hashlib.sha256(b"{%b}" % hashed).hexdigest()), **fields}
         shown = b",\n".join(b' "%b": %b' % (name.encode(), one.shown) for name, one in fields.items())
         data = b"{\n%b\n}\n" % shown
-        if len(data) > MOST_BYTES:  # nobody would read it
+        if len(data) > MOST_BYTES:  # it could not be read again
             files = show_number_of(len(manifest.files), "input file")
             raise OutputError(
                 f"{self._store.location}/{FILE_NAME}: {len(data):,} bytes for {files} and "
-                f"{show_number_of(manifest.shard_count, 'shard')}; at most {MOST_BYTES:,} are read.",
+                f"{show_number_of(manifest.shard_count, 'shard')}; the limit is {MOST_BYTES:,}.",
                 "Join small input files, or raise --shard-tokens.",
             )
         self._store.save_manifest(data)
@@ -113,8 +113,8 @@ def save_manifest(manifest: Manifest, store: Store) -> None:
 
 
 def _vocabulary_to_json(shard_format: ShardFormat) -> dict[str, Any]:
-    """Return what is needed to read tokens and to recognize the vocabulary again, without the bytes of its tokens;
-    `dtype` is that of the tokens in the files."""
+    """Return the fields needed to read tokens and to recognize the vocabulary, without the bytes of its tokens;
+    `dtype` is that of the files."""
     values = {name: getattr(shard_format.vocabulary, name) for name in ("name", "sha256", "size", "eot")}
     others = {name: getattr(shard_format.vocabulary, name) for name in GPT2_FIELDS}
     changed = {name: value for name, value in others.items() if value != GPT2_FIELDS[name]}

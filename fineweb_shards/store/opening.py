@@ -1,5 +1,5 @@
-"""Open the store that --out names: a folder, or a bucket with a scratch folder on this machine; and say why there is
-nothing in it."""
+"""Open the store that --out names: a folder, or a bucket with a scratch folder on this machine. Explain why a store has
+no manifest."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fineweb_shards.store.manifest import FILE_NAME, Manifest, find_manifest
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.own_files import WORK_FOLDER
 
-READING_OUTAGE_SECONDS = 600.0  # how long a command that only reads waits for a store that has answered
-_FIRST_OUTAGE_SECONDS = 20.0  # and for its first answer: somebody is looking on
+READING_OUTAGE_SECONDS = 600.0  # how long a read-only command waits for a store that has responded before
+_FIRST_OUTAGE_SECONDS = 20.0  # and for its first response: the user is waiting
 
 
 def open_store(location: str, scratch: str, max_outage_seconds: float, observer: Observer) -> Store:
@@ -39,10 +39,9 @@ def open_store_to_read(
     max_outage_seconds: float | None = None,
     refusal: type[ShardError] = OutputError,
 ) -> Store:
-    """Open a store to look at it, or to read from it. Of a bucket the small files are copied into a temporary folder,
-    which is removed with the store. `refusal` is the class of error for what no retry would change. Without
-    `max_outage_seconds`, the first answer is not waited for as long as later ones.
-    """
+    """Open a store for reading. The small files of a bucket are copied into a temporary folder, which is removed with
+    the store. `refusal` is the error class for failures that no retry would change. Without `max_outage_seconds`, the
+    wait for the first response is shorter than later ones."""
     if not is_url(location):
         return FolderStore(Path(os.path.expanduser(location)))
     temporary = tempfile.TemporaryDirectory(prefix="fineweb-shards-")
@@ -57,7 +56,7 @@ def open_store_to_read(
 
 
 def is_object(location: str) -> bool:
-    """Tell whether an address is that of an object, and not of a folder or a bucket."""
+    """Return whether an address names an object, not a folder or bucket."""
     address = BucketAddress.parse(location)
     if not address.prefix:
         return False
@@ -66,7 +65,7 @@ def is_object(location: str) -> bool:
 
 
 def require_manifest(store: Store) -> Manifest:
-    """Load the store's manifest; if there is none, raise OutputError with the next step."""
+    """Load the store's manifest; OutputError with the next step if there is none."""
     manifest = find_manifest(store)
     if manifest is None:
         raise missing_manifest_error(store)
@@ -74,7 +73,7 @@ def require_manifest(store: Store) -> Manifest:
 
 
 def missing_manifest_error(store: Store) -> OutputError:
-    """Return an error that says why a store has no manifest, with the next step."""
+    """Return an error that explains why a store has no manifest, with the next step."""
     folder, work = store.folder, store.folder / WORK_FOLDER
     what = f"nothing is built here: there is no {FILE_NAME}"
     if not folder.is_dir():
@@ -82,8 +81,8 @@ def missing_manifest_error(store: Store) -> OutputError:
         what = "this is a file, not a folder" if folder.exists() else missing
         hint = "Name the folder that was the --out of a `build`."
     elif work.is_dir() and (not store.is_remote or any(work.iterdir())):
-        what = f"nothing is built here yet: no run has come as far as its first {FILE_NAME}"
-        hint = "Run the build command again, or wait if it was started a moment ago."
+        what = f"nothing is built here yet: no run has saved its first {FILE_NAME}"
+        hint = "Rerun the build command, or wait if it was started a moment ago."
     elif any(name != WORK_FOLDER for name in store.list_names()):
         what += " among its files"
         hint = "Name the folder that was the --out of a build, not its input."
@@ -94,13 +93,12 @@ def missing_manifest_error(store: Store) -> OutputError:
 
 
 def cache_home() -> Path:
-    """Return the folder of this program among the user's caches."""
+    """Return this program's folder among the user's caches."""
     return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "fineweb-shards"
 
 
 def scratch_folder(location: str, scratch: str) -> Path:
-    """Return the folder on this machine for what is being made for a bucket, or for another folder: one for each
-    address."""
+    """Return the folder on this machine for unfinished files of a bucket or of another folder, one per address."""
     address = str(BucketAddress.parse(location)) if is_url(location) else os.path.realpath(location)
     parent = Path(os.path.expanduser(scratch)) if scratch else cache_home()
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", address.rpartition("://")[2])[-60:].strip("-.")

@@ -1,10 +1,9 @@
-"""What a resume keeps of a folder: settings that must be the same, and records that are still true.
+"""Decide what a resume keeps of a folder: settings must match, and records must still be true.
 
 Other settings or another vocabulary would give other bytes, and are refused. `--max-tokens` may change: the stream is
-the same, only its end moves. With a higher limit, the stream continues where the old one cut it. The last shard was cut
-short there, so it is made again from the checkpoint before it; all others are kept. Records of files that are missing,
-cut short or too long are dropped, and those after them. Only lengths are compared here; `reading/verify.py` looks at
-the contents.
+the same, only its end moves. With a higher limit it continues where the old one cut it: the last shard, cut short
+there, is made again from the checkpoint before it, and all others are kept. Records of missing, truncated or overlong
+files are dropped, with all later ones. Only lengths are compared here; `reading/verify.py` reads the contents.
 """
 
 from __future__ import annotations
@@ -24,27 +23,23 @@ from fineweb_shards.vocabulary import Vocabulary
 
 
 def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any]) -> None:
-    """Raise ChangedError if a setting that changes the output, or the vocabulary, is not the one with which the folder
-    was begun.
-
-    A setting that did not exist when the folder was begun counts as its default, which means the behaviour of that
-    time.
-    """
+    """Raise ChangedError if the vocabulary, or a setting that affects the output, differs from when the folder was
+    begun. A setting that did not exist then counts as its default, which keeps the old behaviour."""
     if len(before.parts) != len(now.parts):
         counts = f"{len(before.parts):,} parts when this folder was begun and has {len(now.parts):,} now."
         raise ChangedError(f"The input had {counts}")
     for number, (old_part, new_part) in enumerate(zip(before.parts, now.parts, strict=True), 1):
         old_settings, new_settings = before.settings | old_part.settings, now.settings | new_part.settings
-        # The name of a folder to export from may be another one by now.
+        # The folder to export from may have been renamed.
         for name in sorted((old_settings.keys() | new_settings.keys()) - {"weight", "folder"}):
             default = defaults.get(name)
             old, new = old_settings.get(name, default), new_settings.get(name, default)
             if old != new and name in ("exported_from", "mixed_from"):
-                raise ChangedError("The shards to export are not those with which this folder was begun.")
+                raise ChangedError("The shards to export differ from those with which this folder was begun.")
             several = len(before.parts) > 1 and name in PART_SETTINGS
             with concerning(f"Part {number} ({old_part.label})" if several else ""):
                 if old != new:
-                    # A dataset without a split was named by the address of its files.
+                    # A dataset without a split was given by the address of its files.
                     is_address = name in ("dataset", "name", "revision") and new_settings.get("split") == ""
                     raise _changed_error("--input" if is_address else f"--{name.replace('_', '-')}", old, new)
     # All together: a part's weight means nothing without the others'.
@@ -57,7 +52,7 @@ def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any])
 
 
 def show_vocabulary(vocabulary: Vocabulary) -> str:
-    """Return the name of a vocabulary, and what distinguishes it from others."""
+    """Return the name and distinguishing features of a vocabulary."""
     pattern = f", pattern {vocabulary.pattern:.40}" if vocabulary.pattern else ""
     hashed = f"SHA-256 {vocabulary.sha256[:8]}"
     return f"{vocabulary.name} ({vocabulary.size:,} ids, EOT {vocabulary.eot}, {hashed}{pattern})"
@@ -75,7 +70,7 @@ def _changed_error(what: str, old: Any, new: Any) -> ChangedError:
 
 
 def check_batch_bytes(documents: Sequence[Quarantined], batch_bytes: int) -> None:
-    """Raise ChangedError if pieces of long documents would be cut at other places than when quarantined."""
+    """Raise ChangedError if pieces of long documents would be cut elsewhere than when quarantined."""
     for document in documents:
         if document.piece_of_bytes not in (0, batch_bytes):
             raise ChangedError(
@@ -92,13 +87,13 @@ def move_limit(manifest: Manifest, limit: int | None, store: Store) -> Manifest:
     there = manifest.tokens + manifest.totals.get("dropped_tokens", 0)
     if limit is not None and limit < there:
         raise ChangedError(
-            f"--max-tokens {limit:,}: the folder holds {there:,} tokens already, and --max-tokens can't "
+            f"--max-tokens {limit:,}: the folder already has {there:,} tokens, and --max-tokens can't "
             "shrink existing output.",
             "Raise --max-tokens or leave it out, choose another --out, or start over with --fresh.",
         )
     if not manifest.complete and limit is not None and (old is None or limit < old):
-        # A killed run may have named a shard that it did not record. With a higher limit it would be made again. With a
-        # lower one it may not belong to the stream, and a loader would read it all the same.
+        # A killed run may have renamed a shard without recording it. With a higher limit it would be made again. With a
+        # lower one it may not belong to the stream, but a loader would still read it.
         names = with_sidecars(manifest, {record.name for record in manifest.shards})
         unknown = find_untracked(list_all_names(store), manifest.layout, names)
         if unknown:
@@ -113,11 +108,11 @@ def move_limit(manifest: Manifest, limit: int | None, store: Store) -> Manifest:
 
 
 def _records_before_cut(manifest: Manifest) -> tuple[ShardRecord, ...]:
-    """Return the records that stay the same with any higher limit."""
+    """Return the records that are the same with any higher limit."""
     records, rule = manifest.shards, manifest.split_rule
     if rule.val_ratio:
         if manifest.totals.get("dropped_tokens"):
-            return ()  # checkpoints contain dropped tokens together with kept ones
+            return ()  # checkpoints mix dropped tokens with kept ones
         return tuple(record for record in records if record.end != manifest.end)
     last = records[-1:]
     tokens = sum(record.tokens for record in records if last and record.split == last[0].split)
@@ -140,13 +135,13 @@ def trim_to_whole_files(manifest: Manifest, store: Store) -> Manifest:
         if size > file.end_bytes and not may_be_longer(manifest, file):
             lost.append(file.segments[-1])
         whole = whole and found is not None and found.named
-    # Records of one checkpoint have the same end, and are kept or dropped together.
+    # Records of one checkpoint share an end, and are kept or dropped together.
     ends = [record.end for record in manifest.shards]
     kept = manifest.shards[: min((ends.index(record.end) for record in lost), default=len(ends))]
     if whole and len(kept) == len(ends) and have_sidecars(list_finished(store, manifest), everything):
         return manifest
     if manifest.settings["val_ratio"] and manifest.totals.get("dropped_tokens"):
-        kept = ()  # checkpoints contain dropped tokens together with kept ones
+        kept = ()  # checkpoints mix dropped tokens with kept ones
     return replace(manifest, shards=kept, complete=False, totals={})
 
 
@@ -157,11 +152,8 @@ def may_be_longer(manifest: Manifest, file: OutputFile) -> bool:
 
 
 def add_index(manifest: Manifest, store: Store, *, asked: bool) -> Manifest:
-    """Return the folder's manifest, with an index if this run asks for one. A folder that has one keeps it, and it can
-    be added at any time: the shards are the same with and without it. Only --fresh is rid of it.
-
-    OutputError if files of that name are there already: they are not ours, and must not be replaced.
-    """
+    """Return the folder's manifest, with an index if this run asks for one. An index can be added at any time, because
+    it does not change the shards; only --fresh removes it. OutputError if foreign files have the names of an index."""
     if manifest.index or not asked:
         return manifest
     refuse_untracked_shards(store, manifest.layout, our_names(store, manifest))

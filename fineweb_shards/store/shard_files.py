@@ -1,12 +1,12 @@
-"""Files of tokens: which ones a manifest names, where they are, how they are written, read back and sealed.
+"""Token files: list those of a manifest, find them, write, read back and seal them.
 
-A finished file has its final name, in the output folder. One that still grows is in the work folder, under a name
-without `train` or `val`, so that a reader never opens an incomplete file.
+A finished file has its final name in the output folder. A growing one is in the work folder, under a name without
+`train` or `val`, so that a reader never opens an incomplete file.
 
-The control plane creates the files, and names them when they are whole. Several processes write to one file, each by a
-descriptor and to ranges of its own, so nothing needs a lock. A segment is what one record of the manifest describes: a
-whole shard, or what a checkpoint has added to a file that grows. To seal it is to write the header if the file ends
-with it, to read it back, to check it and to make it durable.
+The control plane creates the files and renames them when they are whole. Several processes write to one file, each with
+its own descriptor to its own ranges, so no lock is needed. A segment is what one record of the manifest describes: a
+whole shard, or the bytes that a checkpoint adds to a growing file. Sealing it means to write the header if the file
+ends with it, to read it back, to check it and to make it durable.
 """
 
 from __future__ import annotations
@@ -36,16 +36,15 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, ShardRecord, Split, Tokens
 from fineweb_shards.units import show_number_of
 
-# Data is synced in small steps, so that the sync of a whole file is short, and the page cache does not fill with a
-# whole shard of unwritten data.
+# Frequent syncs keep the final one short, and the page cache free of a whole shard of unwritten data.
 SYNC_EVERY_BYTES = 32 * 2**20
-_OPEN_FILES = 4  # both splits' files, and the ones before them; piles are all kept open
-_READ_BYTES = 2**19  # larger buffers are returned to the kernel each time, and cost page faults
+_OPEN_FILES = 4  # for each split its file and the one before; piles are all kept open
+_READ_BYTES = 2**19  # larger buffers go back to the kernel each time and cost page faults
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """A file of tokens and its segments, in order."""
+    """A token file and its segments, in order."""
 
     name: str
     split: Split
@@ -74,12 +73,12 @@ def list_files(records: Iterable[ShardRecord]) -> list[OutputFile]:
 
 
 def growing_path(path: Path) -> Path:
-    """Return where a file is while it grows: under a unique name that contains no `train` or `val`."""
+    """Return the path of a file while it grows: a unique name without `train` or `val`."""
     return path.parent / WORK_FOLDER / f"{path.name.replace('train', 't').replace('val', 'v')}.tmp"
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Return where a file of the manifest is, growing or finished; None if it is missing."""
+    """Return the path of a file of the manifest, growing or finished; None if it is missing."""
     final = folder / name
     growing = growing_path(final)
     return growing if is_plain_file(growing) else final if final.is_file() else None
@@ -87,7 +86,7 @@ def find_file(folder: Path, name: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What is in a segment."""
+    """The contents of a segment, summarized."""
 
     sha256: str
     documents: int  # number of EOTs
@@ -95,8 +94,8 @@ class Contents:
 
 
 def read_contents(file: BinaryIO, shard_format: ShardFormat, offset: int, size_bytes: int, begin: int = 0) -> Contents:
-    """Read a segment in constant memory. A file that is too short gives the hash of what there is; `begin` is the byte
-    of the finished file with which this one begins."""
+    """Read a segment in constant memory; if the file is too short, up to its end. `begin` is the position in the
+    finished file where `file` begins."""
     vocabulary = shard_format.vocabulary
     file.seek(offset - begin)
     header = file.read(max(0, shard_format.header_bytes - offset))
@@ -112,7 +111,7 @@ def read_contents(file: BinaryIO, shard_format: ShardFormat, offset: int, size_b
 
 
 def find_damage(contents: Contents, shard_format: ShardFormat, documents: int) -> str | None:
-    """Return what is wrong with the contents of a segment that should have `documents` documents, or None."""
+    """Return what is wrong with a segment that should have `documents` documents; None if nothing is."""
     if contents.highest >= shard_format.vocabulary.size:
         return f"token {contents.highest} is outside the vocabulary"
     if contents.documents != documents:
@@ -121,12 +120,12 @@ def find_damage(contents: Contents, shard_format: ShardFormat, documents: int) -
 
 
 class TokenWriter:
-    """Writes tokens in the format of the run's files. While the disk is full, it waits and tries again."""
+    """Writes tokens in the format of the run's files. Waits and retries while the disk is full."""
 
     def __init__(self, shard_format: ShardFormat, disk: Disk) -> None:
         self._format = shard_format
         self._disk = disk
-        self._files: OrderedDict[str, int] = OrderedDict()  # path to descriptor, the last used last
+        self._files: OrderedDict[str, int] = OrderedDict()  # path to descriptor, most recently used last
         self._unsynced_bytes = 0
         self._most_open = _OPEN_FILES
 
@@ -141,11 +140,11 @@ class TokenWriter:
         if self._unsynced_bytes >= SYNC_EVERY_BYTES:
             self._unsynced_bytes = 0
             self._sync(placement.path)
-        if os.name == "nt":  # where an open file can't be renamed
+        if os.name == "nt":  # Windows can't rename an open file
             self.close()
 
     def sync(self) -> None:
-        """Make everything durable that is written, and visible to other machines."""
+        """Make all written tokens durable, and visible to other machines."""
         for path in list(self._files):
             self._sync(path)
 
@@ -155,7 +154,7 @@ class TokenWriter:
             os.close(self._files.popitem()[1])
 
     def _divide(self, tokens: Tokens, placement: Placement) -> deque[tuple[str, int, memoryview]]:
-        """Return what to write: file, first byte and data. Ranges that follow one another in a file are one."""
+        """Return the writes to make: path, offset and data. Adjacent ranges of a file are joined."""
         path, offsets, ranges, piles = placement.path, placement.offsets, placement.ranges, placement.piles
         begins, lengths = ranges[:, 0], ranges[:, 1] - ranges[:, 0]
         if piles is not None:
@@ -171,7 +170,7 @@ class TokenWriter:
         follows = offsets[1:] == (offsets + sizes)[:-1]
         if piles is not None:
             follows &= piles[1:] == piles[:-1]
-        starts = np.concatenate([[0], np.flatnonzero(~follows) + 1])  # of what is written
+        starts = np.concatenate([[0], np.flatnonzero(~follows) + 1])  # of the writes
         bounds = [*self._format.size_bytes((ends - lengths)[starts]).tolist(), len(data)]
         parts = [data[begin:end] for begin, end in pairwise(bounds)]
         numbers = [] if piles is None else piles[starts].tolist()
@@ -179,7 +178,7 @@ class TokenWriter:
         return deque(zip(paths, offsets[starts].tolist(), parts, strict=True))
 
     def _write_all(self, writes: deque[tuple[str, int, memoryview]]) -> None:
-        """Write these, each of which is taken away once it is written: what is left is tried again."""
+        """Do these writes. Each is removed once it is done, so that a retry continues with the rest."""
         seek, write, begin = os.lseek, os.write, os.SEEK_SET  # not `pwrite`, which Windows lacks
         try:
             while writes:
@@ -210,10 +209,8 @@ class TokenWriter:
 def seal_segment(
     observer: Observer, segment: Segment, shard_format: ShardFormat, store: Store, max_wait_seconds: float
 ) -> str:
-    """Seal a segment, all of whose tokens are written; return its SHA-256.
-
-    Any process can do it, and again if it dies. While the disk is full, it waits.
-    """
+    """Seal a segment after all its tokens are written; return its SHA-256. Waits while the disk is full. If the process
+    dies, any other can repeat this."""
     with output_errors(store.folder / segment.name):
         if segment.header and not segment.begin:
             disk = Disk(segment.path.parent, max_wait_seconds, observer)
@@ -223,14 +220,14 @@ def seal_segment(
         damage = find_damage(contents, shard_format, segment.documents)
         if damage:
             raise DamageError(
-                f"{segment.name}: {damage}, when it was read back before it got its name.",
-                "Memory or disk may be faulty. Everything finished is kept; the same command makes it again.",
+                f"{segment.name}: {damage}, when it was read back after writing.",
+                "Memory or disk may be faulty. Everything finished is kept; rerun the same command to make it again.",
             )
         store.add_segment(segment, observer)
     return contents.sha256
 
 
 def _write_header(segment: Segment) -> None:
-    """Write the header. A file that was reopened may have been finished before, with one for fewer tokens."""
+    """Write the header. A reopened file may have one for fewer tokens."""
     with output_errors(segment.path), open_own(segment.path, "r+b", buffering=0) as file:
         file.write(segment.header)

@@ -1,7 +1,7 @@
 """Write and check the sidecars of finished files: see layouts/sidecar.py.
 
-All of a file are made by one pass over its tokens in constant memory, durably and before the manifest says that the
-build is complete. Verifying makes them again and compares.
+One pass over a file's tokens, in constant memory, makes all its sidecars. They are durable before the manifest marks
+the build as complete. Verifying makes them again and compares.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.own_files import make_folder, open_own
 from fineweb_shards.types import Positions
 
-_FoundFiles = Mapping[str, FoundFile]  # what the store has of files and sidecars, by name
+_FoundFiles = Mapping[str, FoundFile]  # the store's files and sidecars, by name
 _READ_BYTES = 4 * 2**20
-_TOKENS_AT_ONCE = 32  # single ones, from as many files: in a bucket, all of the time is waiting
+_TOKENS_AT_ONCE = 32  # single tokens from as many files: reading one from a bucket is all latency
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedFile:
-    """A file of tokens under its final name, and what the manifest knows of it."""
+    """A token file under its final name, with its data from the manifest."""
 
     store: Store
     name: str
     documents: int  # number of EOTs
-    previous: str | None  # the file whose tokens come before in the same stream
+    previous: str | None  # the file before it in the same stream
     shard_format: ShardFormat
     sidecars: tuple[Sidecar, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name, and that of the file before."""
+        """Its name and that of the previous file."""
         return (self.name,) if self.previous is None else (self.name, self.previous)
 
 
 def list_finished(store: Store, manifest: Manifest) -> list[FinishedFile]:
-    """Return all files of a manifest, if they have sidecars."""
+    """Return all files of a manifest; none if they have no sidecars."""
     if not manifest.sidecars:
         return []
     finished = []
     previous: dict[str, str] = {}
     for file in list_files(manifest.shards):
-        # With a share of the documents for validation each split is a stream of its own.
+        # With val_ratio each split is a separate stream.
         stream = file.split if manifest.split_rule.val_ratio else ""
         before, shard_format = previous.get(stream), manifest.shard_format
         finished.append(FinishedFile(store, file.name, file.documents, before, shard_format, manifest.sidecars))
@@ -68,10 +68,9 @@ def with_sidecars(manifest: Manifest, names: Collection[str]) -> set[str]:
 
 
 def write_sidecars(observer: Observer, file: FinishedFile) -> None:
-    """Write all sidecars of a file."""
     store, name = file.store, file.name
     names = {sidecar: sidecar.name_for(name) for sidecar in file.sidecars}
-    # Names of their own: on a cluster another process may write the same sidecars at the same time.
+    # Unique names: on a cluster another process may be writing the same sidecars.
     attempt = f"new-{secrets.token_hex(8)}"
     paths = {
         sidecar: growing_path(store.folder / f"{one.replace('/', '-')}.{attempt}") for sidecar, one in names.items()
@@ -83,7 +82,7 @@ def write_sidecars(observer: Observer, file: FinishedFile) -> None:
         with contextlib.ExitStack() as stack:
             outputs = {}
             for sidecar, path in paths.items():
-                make_folder(path.parent)  # another node may have no such folder yet
+                make_folder(path.parent)  # it may not exist yet on another node
                 outputs[sidecar] = stack.enter_context(open_own(path, "xb"))
             for sidecar, part in _make_parts(file, found, paths):
                 outputs[sidecar].seek(part.offset)
@@ -101,11 +100,11 @@ def write_sidecars(observer: Observer, file: FinishedFile) -> None:
 
 
 def check_sidecars(file: FinishedFile, everything: _FoundFiles) -> list[str]:
-    """Return what is wrong with the sidecars of a file, a sentence each."""
+    """Return a sentence for each fault of a file's sidecars."""
     names = {sidecar: sidecar.name_for(file.name) for sidecar in file.sidecars}
     damages = [f"{name}: missing" for name in names.values() if name not in everything]
     if file.name not in everything:
-        return damages  # the file of tokens is reported itself
+        return damages  # the missing token file is reported separately
     present = {sidecar: everything[name] for sidecar, name in names.items() if name in everything}
     ends = dict.fromkeys(present, 0)
     wrong = set()
@@ -121,15 +120,15 @@ def check_sidecars(file: FinishedFile, everything: _FoundFiles) -> list[str]:
         return [*damages, f"{file.name}: its sidecars can't be checked: {error.strerror}"]
     for sidecar, found in present.items():
         if sidecar in wrong:
-            damages.append(f"{found.name}: does not fit {file.name}")
+            damages.append(f"{found.name}: does not match {file.name}")
         elif found.size_bytes != ends[sidecar]:
             damages.append(f"{found.name}: {found.size_bytes:,} bytes long, should be {ends[sidecar]:,}")
     return damages
 
 
 def have_sidecars(files: Collection[FinishedFile], everything: _FoundFiles) -> bool:
-    """Return whether all sidecars exist and, where that can be told without a search, have their length."""
-    doubtful = []  # files of which it depends on a last token, their own or that of the file before
+    """Return whether all sidecars exist and, where it is known without reading the file, have the right length."""
+    doubtful = []  # files where the answer depends on the last token, their own or the previous file's
     for file in files:
         possible = itertools.product([False, True], repeat=len(file.names))
         answers = {_fits(file, everything, dict(zip(file.names, ends, strict=True))) for ends in possible}
@@ -144,7 +143,7 @@ def have_sidecars(files: Collection[FinishedFile], everything: _FoundFiles) -> b
 def _make_parts(
     file: FinishedFile, everything: _FoundFiles, sidecars: Collection[Sidecar]
 ) -> Iterator[tuple[Sidecar, SidecarPart]]:
-    """Yield the parts of these sidecars; the file of tokens is read once for all of them."""
+    """Yield the parts of these sidecars, reading the token file once for all of them."""
     if not sidecars:
         return
     facts = _make_facts(file, everything, _read_ends([file], everything))
@@ -153,7 +152,7 @@ def _make_parts(
 
 
 def _fits(file: FinishedFile, everything: _FoundFiles, ends: Mapping[str, bool]) -> bool:
-    """Return whether a file has all sidecars, of the right length, if these names end with an EOT."""
+    """Return whether a file has all sidecars with the right length; `ends` tells which files end with an EOT."""
     facts = _make_facts(file, everything, ends)
     for sidecar in file.sidecars:
         found = everything.get(sidecar.name_for(file.name))
@@ -177,14 +176,14 @@ def _make_facts(file: FinishedFile, everything: _FoundFiles, ends: Mapping[str, 
 
 
 def _read_ends(files: Collection[FinishedFile], everything: _FoundFiles) -> dict[str, bool]:
-    """Tell of each of these files, and of those before them, whether its last token is an EOT."""
+    """Return for each of these files, and their previous ones, whether its last token is an EOT."""
     by_name = {name: file for file in files for name in file.names}
 
     def read(name: str) -> bool:
         store, shard_format, found = by_name[name].store, by_name[name].shard_format, everything.get(name)
         tokens, _ = shard_format.tokens_in(found.size_bytes if found else 0)
         if found is None or tokens < 1:
-            return False  # damaged: no file of ours is empty
+            return False  # damaged: our files are never empty
         begin, end = (shard_format.offset_bytes(token) for token in (tokens - 1, tokens))
         last = store.read_range(found, begin, end)
         return shard_format.vocabulary.count_eots(shard_format.from_bytes(last)) > 0
@@ -193,7 +192,7 @@ def _read_ends(files: Collection[FinishedFile], everything: _FoundFiles) -> dict
 
 
 def _find_eots(file: BinaryIO, shard_format: ShardFormat) -> Iterator[Positions]:
-    """Yield the positions of the EOTs, a block at a time; never an empty array."""
+    """Yield the positions of the EOTs block by block, without empty arrays."""
     file.seek(shard_format.header_bytes)
     position = 0
     while data := file.read(_READ_BYTES):

@@ -1,7 +1,7 @@
 """Run functions in daemon threads, which never keep the process from ending.
 
-Not a ThreadPoolExecutor: at exit Python joins its threads, and one that hangs in a download or sleeps through an outage
-would make Ctrl-C take minutes.
+At exit Python joins the threads of a ThreadPoolExecutor: one that hangs in a download, or sleeps through an outage,
+would delay Ctrl-C for minutes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Result = TypeVar("Result")
 
 
 def map_in_background(action: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
-    """Yield what `action` returns for each item, in their order, with `threads` of them at work. If nobody wants more,
-    no further item is begun, and nobody waits for those that are."""
+    """Yield the result of `action` for each item, in order, computed by up to `threads` threads. Closing the generator
+    starts no further item, and does not wait for those in progress."""
     work = [(Future[Result](), partial(action, item)) for item in items]
     left = iter(work)
     turn, stopped = threading.Lock(), threading.Event()
@@ -41,7 +41,7 @@ def map_in_background(action: Callable[[Item], Result], items: Iterable[Item], t
 
 
 def in_background(action: Callable[[], Result]) -> Future[Result]:
-    """Start `action` in a thread; the future holds what it returns or raises."""
+    """Run `action` in a thread; return the future of its result."""
     future: Future[Result] = Future()
     threading.Thread(target=_fulfil, args=(future, action), daemon=True).start()
     return future

@@ -1,7 +1,7 @@
 """Write files that survive a crash (temp, fsync, rename, fsync the folder), and lock a folder for one run.
 
-An fsync error is never retried: after it the kernel may have dropped the pages, and a second fsync would report success
-for data that is gone (as PostgreSQL found out in 2018). It ends the run.
+An fsync error ends the run and is never retried: the kernel may have dropped the pages, and a second fsync would report
+success for lost data (as PostgreSQL found out in 2018).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
-from fineweb_shards.system.own_files import WORK_FOLDER as WORK_FOLDER
-from fineweb_shards.system.own_files import ForeignFileError, claim_folder, open_own, refuse_other_kinds
+from fineweb_shards.system.own_files import WORK_FOLDER, ForeignFileError, claim_folder, open_own, refuse_other_kinds
 
 try:
     import fcntl
@@ -29,8 +28,8 @@ _RETRY_SECONDS = 0.02
 
 
 def is_lock_name(name: str) -> bool:
-    """Tell whether a file of the work folder is the lock, or belongs to it: such files say nothing about whether a run
-    has done anything there."""
+    """Return whether a file of the work folder is the lock, or belongs to it. Such files don't show that a run has done
+    any work there."""
     return name == LOCK_NAME or name.startswith(f"{LOCK_NAME}.")
 
 
@@ -45,7 +44,7 @@ def output_error(path: Path, error: OSError) -> OutputError:
 
 @contextlib.contextmanager
 def output_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError from writing a file, or a folder's files, into one of our errors."""
+    """Turn an OSError from writing a file, or files of a folder, into one of our errors."""
     try:
         yield
     except OSError as error:
@@ -53,7 +52,7 @@ def output_errors(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` durable. Windows has no such call and does not need it."""
+    """Make a rename in `folder` durable. Windows neither has nor needs such a call."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -64,11 +63,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """Rename a finished, synced file to its final name, durably. Nothing but a plain file keeps one."""
+    """Rename a finished, synced file to its final name, durably. Refuse anything but a plain file."""
     refuse_other_kinds(temporary)
     os.replace(temporary, final)
     try:
-        refuse_other_kinds(final)  # somebody has swapped it in this moment
+        refuse_other_kinds(final)  # in case another program swapped it just now
     except ForeignFileError:
         final.unlink()
         raise
@@ -76,22 +75,20 @@ def publish(temporary: Path, final: Path) -> None:
 
 
 def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
-    """Replace the content of `path` by `data`, durably: after a crash it is the old or the new one."""
+    """Replace the content of `path` with `data`, durably and atomically."""
     temporary = temporary_folder / f"{path.name}.tmp"
-    try:
+    with output_errors(path):
         with open_own(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         publish(temporary, path)
-    except OSError as error:
-        raise output_error(path, error) from error
 
 
 def write_quickly(path: Path, data: bytes) -> None:
-    """Replace the content of `path` by `data` atomically but without fsync, for files that only report progress. Raises
-    OSError."""
-    # A name of its own, because another process or thread may write the same file at the same time.
+    """Replace the content of `path` with `data`, atomically but without fsync, for files that only report progress.
+    Raises OSError."""
+    # A unique name, because another process or thread may be writing the same file.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     file = open_own(temporary, "xb")
     try:
@@ -103,8 +100,8 @@ def write_quickly(path: Path, data: bytes) -> None:
 
 
 class FolderLock:
-    """Locks an output folder for one run. The kernel frees it when the process ends, however it ends. `is_own`: this
-    program has chosen the folder's name, not the user, so it must be ours like those in it."""
+    """Locks an output folder for one run. The kernel releases the lock when the process ends. `is_own`: this program
+    chose the folder's name, so the folder must be ours, like those in it."""
 
     def __init__(self, folder: Path, *, is_own: bool = False) -> None:
         self._folder, self._is_own = folder, is_own
@@ -142,7 +139,7 @@ class FolderLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Tell whether a run holds the folder now. Any number of processes may ask at the same time."""
+    """Return whether a run holds the folder now. Any number of processes may ask at once."""
     path = folder / WORK_FOLDER / LOCK_NAME
     try:
         # Reading is enough: the folder may belong to another user.
@@ -153,8 +150,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def lock_file(file: BinaryIO) -> None:
-    """Wait until this process alone has a file locked; closing the file frees it. For locks that nobody holds for
-    longer than a moment."""
+    """Wait for an exclusive lock on a file; closing the file releases it. For locks that are only held briefly."""
     if fcntl:
         fcntl.flock(file, fcntl.LOCK_EX)
         return
@@ -163,8 +159,8 @@ def lock_file(file: BinaryIO) -> None:
 
 
 def _try_lock_repeatedly(file: BinaryIO) -> bool:
-    """Try to lock for a moment, because `is_locked` in other processes holds a shared lock for an instant. Any number
-    of those is no reason to give up; an exclusive lock, which only a run holds, is."""
+    """Retry the lock for a moment, because `is_locked` in other processes briefly holds a shared lock. Give up only if
+    it is held exclusively, which means by a run."""
     refusals = 0
     for _ in range(500):
         if try_lock(file):
@@ -178,13 +174,13 @@ def _try_lock_repeatedly(file: BinaryIO) -> bool:
 
 
 def try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
-    """Lock a file if nobody else has it locked, or, if `shared`, if nobody has it for himself; return whether it is
-    locked now. It is freed when the file and all copies of its descriptor are closed."""
+    """Lock a file without waiting, exclusively or `shared`; return whether that succeeded. Closing the file and all
+    copies of its descriptor releases the lock."""
     if not fcntl:  # Windows, which has no shared locks
         import msvcrt
 
         try:
-            file.seek(2**30)  # lock a byte far after the content: a locked byte can't be read by others
+            file.seek(2**30)  # lock a byte far beyond the content: others can't read a locked byte
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
         except OSError:
             return False
@@ -199,6 +195,6 @@ def try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
 
 
 def unlock(file: BinaryIO) -> None:
-    """Free a lock, also where a process that was forked meanwhile has the file open."""
-    if fcntl:  # on Windows, unlocking fails if the lock was not obtained
+    """Release a lock, even if a process forked meanwhile has the file open."""
+    if fcntl:  # on Windows unlocking fails if the lock was not obtained
         fcntl.flock(file, fcntl.LOCK_UN)

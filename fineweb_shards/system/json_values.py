@@ -1,8 +1,8 @@
 """Read values from this program's own JSON files and check their types: ValueError for a damaged file.
 
-Python's `json` accepts NaN, numbers of a thousand digits, and a list where a number should be. All of them would end in
-a traceback a little later. (msgspec was measured: it ignores unknown fields of a dataclass and takes numbers of any
-length, so that most of this file would stay.)
+Python's `json` accepts NaN, numbers of a thousand digits, and a list where a number should be, each of which would
+cause a traceback later. (msgspec was tried: it ignores unknown fields of a dataclass and accepts numbers of any length,
+so most of this file would stay.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar
 
-_LARGEST_NUMBER = 2**62  # fits into 64 bits; no count, size or time comes near it
+_LARGEST_NUMBER = 2**62  # fits in 64 bits; no count, size or time comes near it
 _IN_WORDS: dict[Any, str] = {
     int: "a whole number", float: "a number", str: "a text",
     bool: "true or false", dict: "an object", list: "a list",
@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Parse a JSON text that must be an object; ValueError if it is invalid, nested too deeply, or holds NaN or
+    """Parse JSON that must be an object; ValueError if it is invalid, nested too deeply, or contains NaN or
     Infinity."""
     try:
         return expect("it", json.loads(data.decode("utf-8"), parse_constant=_refuse_constant), dict)
@@ -34,7 +34,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not valid UTF-8 at byte {error.start:,}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no valid JSON: {error}") from None
+        raise ValueError(f"it is not valid JSON: {error}") from None
 
 
 def expect(name: str, value: Any, kind: type[Made]) -> Made:
@@ -45,8 +45,7 @@ def expect(name: str, value: Any, kind: type[Made]) -> Made:
 def _convert(name: str, value: Any, kind: Any) -> Any:
     if words := _IN_WORDS.get(kind):
         is_kind = type(value) is kind or (kind is float and type(value) is int)
-        # Nor is it NaN or infinite.
-        if not is_kind or (kind in (int, float) and not abs(value) <= _LARGEST_NUMBER):
+        if not is_kind or (kind in (int, float) and not abs(value) <= _LARGEST_NUMBER):  # or NaN
             raise _wrong(name, value, words)
         return float(value) if kind is float else value
     if hasattr(kind, "__dataclass_fields__"):
@@ -72,30 +71,30 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
 
 
 def get(values: dict[str, Any], name: str, kind: type[Made]) -> Made:
-    """Return a required field of an object, checked to be of this type."""
+    """Return a required field of an object after checking its type."""
     if name not in values:
         raise ValueError(f"{name} is missing")
     return expect(name, values[name], kind)
 
 
 def make(kind: type[Made], value: Any) -> Made:
-    """Build a dataclass from a JSON object, which must have the required fields and no unknown ones."""
+    """Build a dataclass from a JSON object with all required fields and no unknown ones."""
     return expect(kind.__name__, value, kind)
 
 
 def check_moment(seconds: float) -> None:
     """Raise ValueError for seconds since 1970 that can't be shown as a date."""
     if not 0 <= seconds <= 253_402_300_799:  # the end of the year 9999
-        raise ValueError(f"{seconds} is no date")
+        raise ValueError(f"{seconds} is not a date")
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"it holds {name}, which is no number")
+    raise ValueError(f"it contains {name}, which is not a number")
 
 
 @cache
 def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
-    """Return the types of a dataclass's fields, and the names of those that have no default."""
+    """Return the types of a dataclass's fields, and the names of the required ones."""
     hints, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
     missing = dataclasses.MISSING
     required = {one.name for one in fields if one.default is missing and one.default_factory is missing}

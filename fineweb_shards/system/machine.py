@@ -1,8 +1,8 @@
-"""Measure this machine's cores, memory, memory pressure and disk, and lower this process's priority on it.
+"""Measure this machine's cores, memory, memory pressure and disk, and lower this process's priority.
 
-On Linux all of it is in files under /proc and /sys. psutil is only used on macOS and Windows: loading it takes 40 to 60
-ms, a look at a process twice the processor time, and control groups, pressure and OOM kills would still be read here.
-What can't be measured is None or 0, as if there were no shortage.
+On Linux files under /proc and /sys have all figures. psutil is used only on macOS and Windows: loading it takes 40 to
+60 ms, measuring a process takes twice the processor time, and it lacks control groups, pressure and OOM kills. Unknown
+figures are None or 0, as if there were no shortage.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any, TypeVar
 from fineweb_shards.errors import UsageError
 from fineweb_shards.units import show_bytes
 
-# Measured on two cores: 600 MB are too little for the libraries and GPT-2, 800 MB are enough.
+# Measured on two cores: 600 MB is too little for the libraries and GPT-2, 800 MB is enough.
 _ADDRESS_SPACE_BYTES = 10**9
 # ioprio_set(2) has no name in Python; its number depends on the processor.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_OTHER_FILES = 100  # that a process has open, and more than it ever has
-PRIORITIES = ("background", "normal")  # what `--priority` may say, the default first
+_OTHER_FILES = 100  # more than a process ever has open otherwise
+PRIORITIES = ("background", "normal")  # the values of `--priority`, the default first
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """An upper bound on memory, and what is left of it: of the machine, or of a control group."""
+    """The memory limit of the machine or of a control group, and how much of it is available."""
 
     name: str
     available_bytes: int  # without swapping
@@ -42,7 +42,7 @@ class MemoryLimit:
 
 
 def usable_cores() -> int:
-    """Count the cores this process may use, by its affinity and the quota of its control group."""
+    """Return the number of cores this process may use, given its affinity and the quota of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _cgroup_folders("cpu"):
         version_1 = [*_read_words(folder / "cpu.cfs_quota_us"), *_read_words(folder / "cpu.cfs_period_us")]
@@ -53,8 +53,7 @@ def usable_cores() -> int:
 
 
 def memory_limits() -> list[MemoryLimit]:
-    """Return the limit of the machine, and of every control group (version 2 or 1) around this process that has a lower
-    one."""
+    """Return the limit of the machine, and the lower limits of all control groups (version 2 or 1) of this process."""
     machine = _machine_memory()
     limits = [machine]
     for folder in _cgroup_folders("memory"):
@@ -64,7 +63,7 @@ def memory_limits() -> list[MemoryLimit]:
         ):
             limit, used = _read_words(folder / limit_name), _read_words(folder / used_name)
             if limit and used and limit[0] != "max" and int(limit[0]) < machine.total_bytes:
-                # The page cache is counted as used, but freed before anything else.
+                # The page cache counts as used, but is freed before anything else.
                 stat = dict(line.split()[:2] for line in _read_lines(folder / "memory.stat"))
                 names = ("inactive_file", "active_file")  # in version 1 `total_` includes children
                 cached = sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in names)
@@ -74,8 +73,8 @@ def memory_limits() -> list[MemoryLimit]:
 
 
 def check_address_space() -> None:
-    """Raise UsageError if this process may have less address space (`ulimit -v`) than encoding takes. Asked before
-    anything large is imported: libraries don't say what they lack, and some abort."""
+    """Raise UsageError if the limit on address space (`ulimit -v`) is too low for encoding. Call this before importing
+    large libraries, which would fail without naming the cause, or abort."""
     if os.name == "nt":
         return
     import resource
@@ -83,19 +82,19 @@ def check_address_space() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < _ADDRESS_SPACE_BYTES:
         raise UsageError(
-            f"Each process may have {show_bytes(limit)} of address space (`ulimit -v`), and this one needs "
-            f"{show_bytes(_ADDRESS_SPACE_BYTES)}, of which it uses a part.",
+            f"Each process may have {show_bytes(limit)} of address space (`ulimit -v`), but this one has to reserve "
+            f"{show_bytes(_ADDRESS_SPACE_BYTES)}, of which it uses only a part.",
             "Run `ulimit -v unlimited` first, and bound the memory in use with --max-memory.",
         )
 
 
 def available_memory_bytes() -> int:
-    """Return the memory that is available without swapping, within every limit."""
+    """Return the memory available without swapping, within all limits."""
     return max(0, min(limit.available_bytes for limit in memory_limits()))
 
 
 def memory_stall_percent() -> float:
-    """Return in what share of the last ten seconds all processes stalled for memory; 0 where unknown."""
+    """Return the share of the last ten seconds in which all processes stalled for memory; 0 if unknown."""
     stalls = [0.0]
     for path in (Path("/proc/pressure/memory"), *(f / "memory.pressure" for f in _cgroup_folders("memory"))):
         for line in _read_lines(path):
@@ -110,7 +109,7 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 def disk_of(folder: Path) -> int:
-    """Return what tells the disk where `folder` is or will be from others."""
+    """Return an id of the disk where `folder` is or will be."""
     return _existing(folder).stat().st_dev
 
 
@@ -121,14 +120,14 @@ def _existing(folder: Path) -> Path:
 
 
 def apply_priority(priority: str) -> None:
-    """Give this process the lowest priority for cores and disks if it is to work in the `background`, so that other
-    programs stay fast. With `normal` it keeps the one that it was started with."""
+    """With `background`, give this process the lowest priority for cores and disks, so that other programs stay fast;
+    `normal` keeps its priority."""
     if priority != "background":
         return
     if sys.platform == "win32":
         import psutil
 
-        with contextlib.suppress(psutil.Error):  # nothing depends on it
+        with contextlib.suppress(psutil.Error):  # optional
             psutil.Process().nice(psutil.IDLE_PRIORITY_CLASS)
             psutil.Process().ionice(psutil.IOPRIO_VERYLOW)
         return
@@ -140,8 +139,8 @@ def apply_priority(priority: str) -> None:
 
 @contextlib.contextmanager
 def environment(values: Mapping[str, str], remove: Iterable[str] = ()) -> Iterator[None]:
-    """Set environment variables for a while, except those that somebody has set. What a library sets itself of those in
-    `remove` goes as well."""
+    """Set environment variables temporarily, except those already set. Also remove the variables in `remove` that a
+    library sets meanwhile."""
     unset = [name for name in (*values, *remove) if name not in os.environ]
     os.environ.update({name: values[name] for name in unset if name in values})
     try:
@@ -152,7 +151,7 @@ def environment(values: Mapping[str, str], remove: Iterable[str] = ()) -> Iterat
 
 
 def busy_cores() -> float:
-    """Return how many cores were wanted over the last minute, by all programs (the load); 0 if unknown."""
+    """Return the load of the last minute: the number of cores that all programs wanted; 0 if unknown."""
     try:
         return os.getloadavg()[0]
     except (OSError, AttributeError):  # Windows has none
@@ -166,16 +165,16 @@ def offer_to_oom_killer() -> None:
 
 
 def private_memory_bytes(pid: int) -> int | None:
-    """Return a process's memory without files and shared memory; on Linux quick. None if unknown."""
+    """Return a process's memory without files and shared memory; None if unknown. Fast on Linux."""
     for line in _read_lines(Path(f"/proc/{pid}/statm")):
         resident, shared = map(int, line.split()[1:3])
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-    # On Linux it has ended.
+    # On Linux the process has ended.
     return _ask_psutil(lambda process: int(process.memory_full_info().uss), pid)
 
 
 def own_shared_bytes() -> int:
-    """Return how much of files, such as libraries, and of shared memory this process has in memory; 0 if unknown."""
+    """Return the memory of this process that is files, such as libraries, or shared memory; 0 if unknown."""
     pages = [int(line.split()[2]) for line in _read_lines(Path("/proc/self/statm"))]
     return sum(pages) * os.sysconf("SC_PAGE_SIZE") if pages else 0
 
@@ -189,14 +188,14 @@ def process_life(pid: int) -> tuple[str, float] | None:
     """Return a process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …; empty on macOS and
     Windows) and the processor time of all its threads in seconds; None if unknown."""
     for line in _read_lines(Path(f"/proc/{pid}/stat")):
-        fields = line.rpartition(")")[2].split()  # before it is the name, which may contain spaces
+        fields = line.rpartition(")")[2].split()  # the name before it may contain spaces
         ticks = int(fields[11]) + int(fields[12])
         return fields[0], ticks / os.sysconf("SC_CLK_TCK")
     return _ask_psutil(lambda process: ("", sum(process.cpu_times()[:2])), pid)
 
 
 def _ask_psutil(question: Callable[[Any], Result], pid: int) -> Result | None:
-    """Ask psutil about a process, on macOS and Windows; None if it has ended, and on Linux."""
+    """Ask psutil about a process on macOS and Windows; None on Linux, or if the process has ended."""
     if sys.platform == "linux":
         return None
     import psutil
@@ -208,7 +207,7 @@ def _ask_psutil(question: Callable[[Any], Result], pid: int) -> Result | None:
 
 
 def oom_kills() -> int:
-    """Count the processes that the kernel has killed for lack of memory since boot; 0 where unknown."""
+    """Return the number of processes the kernel has killed for lack of memory since boot; 0 if unknown."""
     lines = _read_lines(Path("/proc/vmstat"))
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
@@ -218,7 +217,7 @@ def _machine_memory() -> MemoryLimit:
     if "MemAvailable:" in figures:
         available, total = (int(figures[name]) * 1024 for name in ("MemAvailable:", "MemTotal:"))
         return MemoryLimit("the machine", available, total)
-    if sys.platform == "linux":  # a sandbox without /proc: half of what is built in is a cautious guess
+    if sys.platform == "linux":  # a sandbox without /proc: half of the total is a cautious guess
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return MemoryLimit("the machine", total // 2, total)
     import psutil
@@ -228,7 +227,7 @@ def _machine_memory() -> MemoryLimit:
 
 
 def _cgroup_folders(controller: str) -> list[Path]:
-    """Return the folders of this process's control group and all its parents: every limit applies."""
+    """Return the folders of this process's control group and all its parents, whose limits all apply."""
     folders = []
     for line in _read_lines(Path("/proc/self/cgroup")):
         _, controllers, path = line.split(":", 2)
@@ -248,8 +247,8 @@ def _read_words(path: Path) -> list[str]:
 
 
 def _read_lines(path: Path) -> list[str]:
-    """Read the lines of a small kernel file; none if it does not exist. Without buffer and decoder of a text file,
-    which take three times as long, because it happens for every MiB that a worker encodes."""
+    """Return the lines of a small kernel file; none if it does not exist. This happens for every MiB that a worker
+    encodes, so it avoids the buffer and decoder of a text file, which take three times as long."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read().decode().splitlines()
@@ -259,7 +258,7 @@ def _read_lines(path: Path) -> list[str]:
 
 @cache
 def allow_files(count: int) -> int:
-    """Allow this process to have so many more files open, or as many as the system lets it; return how many."""
+    """Raise this process's limit so that it can open `count` more files, or as many as allowed; return that number."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,10 +1,9 @@
 """Watch the memory of the machine during a run (run/resources.py divides it before the start).
 
-The guard looks at the whole machine, not only at this program: other programs on it have precedence. Of each process
-it counts the private memory, which is what grows, and once what they share (libraries, mostly), as the parent has it:
-the kernel has both at hand, while a process's part of all its pages (PSS) takes milliseconds to count. It only gives
-advice, which executors/local/pool.py follows. It does not limit what a single batch takes: that is bounded by how
-batches are cut.
+The guard watches the whole machine, because other programs have precedence. For each process it counts the private
+memory, which is what grows, and once the shared memory of the parent, mostly libraries. The kernel has both figures at
+hand, while PSS takes milliseconds to compute. The guard only advises; executors/local/pool.py acts on it. The memory of
+a single batch is bounded by its size, not here.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from fineweb_shards.system.retry import Clock
 from fineweb_shards.units import show_bytes
 
 LOOK_EVERY_SECONDS = 1.0
-# Memory is short when less than this is available, or in a small machine or group less than a twentieth.
+# Memory is short when less than this is available or, on a small machine or in a small group, less than a twentieth.
 SHORT_BYTES = 512 * 2**20
 SHORT_SHARE = 20
-# ... and no longer short when twice that is available: with one threshold, pauses would start and end every second.
+# It is no longer short when twice that is available: with a single threshold pauses would start and end every second.
 RELIEF = 2
-# It is also short when all processes stall for it, however much the kernel says is available.
+# It is also short when all processes stall for it, whatever amount the kernel reports as available.
 STALL_PERCENT = 20.0
 STALL_RELIEF_PERCENT = 5.0
-# When it stays short, workers are ended, one at a time, the largest first.
+# If memory stays short, workers are ended one at a time, the largest first.
 RETIRE_AFTER_SECONDS = 10.0
-# A worker that exceeds its share of the budget is replaced, but not more often than this.
+# The shortest time between two replacements of workers that exceed their share of the budget.
 RENEW_EVERY_SECONDS = 30.0
 
-Measure = Callable[[int], int | None]  # the memory of a process, if it is known
-Reading = tuple[Sequence[MemoryLimit], float]  # the machine and its control groups; percent of time stalled
+Measure = Callable[[int], int | None]  # the memory of a process, if known
+Reading = tuple[Sequence[MemoryLimit], float]  # limits of the machine and its control groups; percent of time stalled
 
 
 class Advice(enum.Enum):
     """What to do with the largest worker."""
 
     RETIRE = "end the largest worker"
-    RENEW = "end the largest worker when it has nothing to do, and start another"
+    RENEW = "end the largest worker once it is idle, and start another"
 
 
 @dataclass(eq=False)
@@ -55,15 +54,15 @@ class MemoryGuard:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        self.used_bytes = 0  # by the parent and all workers, where it can be measured
+        self.used_bytes = 0  # by the parent and all workers, if known
         self.peak_bytes = 0
-        self.shortage: str | None = None  # while memory is short, and no work may be given out: what is short
+        self.shortage: str | None = None  # what is short; no work may be given out until it is None
         self._sizes: dict[int, int] = {}
         self._next_look = self._next_renewal = self.clock.now()
         self._next_retirement = 0.0
 
     def look(self, workers: Sequence[int]) -> Advice | None:
-        """Measure, and return what to do about the workers, if anything; `workers` are process ids."""
+        """Measure, and return advice on the workers, if any; `workers` are process ids."""
         now = self.clock.now()
         if now < self._next_look:
             return None
@@ -89,7 +88,7 @@ class MemoryGuard:
         return self._sizes.get(worker, 0)
 
     def _find_shortage(self) -> str | None:
-        """Describe what is short now; None if nothing is."""
+        """Describe the current shortage; None if there is none."""
         limits, stall_percent = self.read()
         factor = RELIEF if self.shortage else 1
         for limit in limits:

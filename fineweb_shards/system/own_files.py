@@ -1,16 +1,16 @@
-"""Open the files that this program writes. Nothing else in the package opens a file to write to it.
+"""Open the files that this program writes. Nothing else in the package opens a file for writing.
 
-An output folder may come out of somebody's archive, or be one that others can write to. So whatever has the name of a
-file of ours is looked at before it is used:
+An output folder may come from an untrusted archive, or be writable for others. So anything with the name of one of our
+files is checked before use:
 
-- A link is never followed, neither in a file's place nor in that of a folder of ours (the work folder, and
-  what is in it). Links above are the user's own: --out may lead to another disk by one, and may be one.
-- Only a plain file is opened. A pipe or a device in its place is not waited for.
-- A file with a second hard link is not written to: its other name may be anybody's.
-- A new file is created by this process (O_EXCL). What a killed run has left under its name is unlinked first.
+- Links are never followed in place of a file or folder of ours (the work folder and its contents). Links above them are
+  the user's: --out may be a link, or lead to another disk.
+- Only plain files are opened. A pipe or a device in place of one does not block.
+- A file with a second hard link is not written to: its other name may belong to anyone.
+- This process creates each new file (O_EXCL), after unlinking the leftover of a killed run.
 
-Finished shards and the manifest may be links for those who only read them (`follow_links`): the hub's cache is made of
-links. What is read whole has a limit: nothing of ours is larger.
+Readers may follow links to finished shards and the manifest (`follow_links`), because the hub's cache consists of
+links. Files that are read whole have a size limit.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-# Everything except finished shards and the manifest is in here. build-nanogpt's loader opens every file with `train` or
-# `val` in its name, so none of our other names may contain them.
+# For everything except finished shards and the manifest. build-nanogpt's loader opens every file with `train` or `val`
+# in its name, so no other name of ours may contain them.
 WORK_FOLDER = ".fineweb-shards"
-SMALL_BYTES = 16 * 2**20  # far more than any file of ours has, except for the manifest and a tokenizer
+SMALL_BYTES = 16 * 2**20  # far more than any of our files has, except for the manifest and a tokenizer
 
-# Windows has none of these but O_BINARY; there a link is looked for before.
+# Windows has only O_BINARY; there links are checked for first.
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _ALWAYS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 Mode = Literal["rb", "r+b", "a+b", "xb"]
@@ -42,24 +42,24 @@ _KINDS = {
 
 
 class ForeignFileError(OSError):
-    """What has the name of a file or folder of ours is none of ours; `strerror` says what it is."""
+    """Something else has the name of a file or folder of ours; `strerror` says what it is."""
 
     @property
     def hint(self) -> str:
         """The next step."""
         if self.errno == errno.EMLINK:
             name, other = shlex.quote(str(self.filename)), shlex.quote(f"{self.filename}.copy")
-            return f"It was left alone. Make it a file of its own: cp {name} {other} && mv {other} {name}"
+            return f"It was left alone. Make it a separate file: cp {name} {other} && mv {other} {name}"
         if self.errno == errno.EPERM:
             return "It was left alone. Run the command as that user, or choose another folder."
-        return "It was left alone. Look where it came from, then move it away, or choose another folder."
+        return "It was left alone. Find out where it came from, then move it away, or choose another folder."
 
 
 def open_own(
     path: Path, mode: Mode, *, follow_links: bool = False, create: bool = False, buffering: int = -1
 ) -> BinaryIO:
-    """Open a file of ours like `open`; ForeignFileError if something else has its name. `xb` makes a new file in the
-    place of one that an earlier run has left; with `create`, `r+b` makes one if there is none."""
+    """Open a file of ours like `open`; ForeignFileError if something else has its name. `xb` replaces the leftover of
+    an earlier run; with `create`, `r+b` creates a missing file."""
 
     def opener(name: str, flags: int) -> int:
         return open_descriptor(name, flags | (os.O_CREAT if create else 0), follow_links=follow_links)
@@ -81,7 +81,7 @@ def open_descriptor(path: Path | str, flags: int, *, follow_links: bool = False)
             path.unlink(missing_ok=True)
         descriptor = os.open(path, flags | _ALWAYS, 0o666)
     except OSError:
-        refuse_other_kinds(path)  # which says more than the number of an error
+        refuse_other_kinds(path)  # a better message than the errno's
         raise
     try:
         writes = bool(flags & (os.O_WRONLY | os.O_RDWR))
@@ -93,17 +93,17 @@ def open_descriptor(path: Path | str, flags: int, *, follow_links: bool = False)
 
 
 def read_file(path: Path, most_bytes: int = SMALL_BYTES, *, follow_links: bool = False) -> bytes:
-    """Read all of a file of ours; ForeignFileError if it is none, or larger than any of its kind."""
+    """Read a whole file of ours; ForeignFileError if it is not ours, or larger than any of its kind."""
     with open_own(path, "rb", follow_links=follow_links) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
-            what = f"{size:,} bytes long; a file of this name that fineweb-shards wrote has at most"
-            raise ForeignFileError(errno.EFBIG, f"{what} {most_bytes:,}", str(path))
+            what = f"{size:,} bytes long, but fineweb-shards writes at most {most_bytes:,} to such a file"
+            raise ForeignFileError(errno.EFBIG, what, str(path))
         return file.read(most_bytes)
 
 
 def is_plain_file(path: Path) -> bool:
-    """Return whether a plain file is there, which a link to one is not."""
+    """Return whether there is a plain file, not a link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -111,8 +111,8 @@ def is_plain_file(path: Path) -> bool:
 
 
 def refuse_other_kinds(path: Path, opened: os.stat_result | None = None, *, writes: bool = False) -> None:
-    """Raise ForeignFileError if something is there that is no plain file, or, if it is opened for `writes`, one that
-    has other names as well."""
+    """Raise ForeignFileError for anything but a plain file and, if it is opened for `writes`, for a file with other
+    names as well."""
     try:
         state = opened or path.lstat()
     except OSError:
@@ -126,7 +126,7 @@ def refuse_other_kinds(path: Path, opened: os.stat_result | None = None, *, writ
 
 
 def refuse_linked_folders(path: Path) -> None:
-    """Raise ForeignFileError if the work folder that `path` is in, or a folder between the two, is a link."""
+    """Raise ForeignFileError if the work folder of `path`, or a folder between the two, is a link."""
     parts = path.parts
     if WORK_FOLDER in parts[:-1]:
         for end in range(len(parts) - parts[-2::-1].index(WORK_FOLDER) - 1, len(parts)):
@@ -134,7 +134,7 @@ def refuse_linked_folders(path: Path) -> None:
 
 
 def refuse_foreign_files(work: Path, folders: Collection[str]) -> None:
-    """Raise ForeignFileError if the work folder holds anything but plain files and these folders."""
+    """Raise ForeignFileError if the work folder contains anything but plain files and these folders."""
     with os.scandir(work) as entries:
         for entry in sorted(entries, key=lambda one: one.name):
             if entry.name not in folders or not entry.is_dir(follow_symlinks=False):
@@ -142,26 +142,26 @@ def refuse_foreign_files(work: Path, folders: Collection[str]) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder of ours, unless it is there; ForeignFileError if it, or one that it is in, is a link."""
+    """Create a folder of ours unless it exists; ForeignFileError if it, or a work folder above it, is a link."""
     refuse_linked_folders(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         refuse_link(path)
         if not os.path.lexists(path):
-            raise  # one that it should be in is no folder
+            raise  # a parent is not a folder
         raise ForeignFileError(errno.ENOTDIR, "this is a file, not a folder", str(path)) from None
     refuse_link(path)
 
 
 def claim_folder(path: Path) -> None:
-    """Make a folder of ours, or take over the one that is there: ForeignFileError if it is a link, or belongs to
-    another user, who could put anything into it at any moment."""
+    """Create a folder of ours or take over an existing one; ForeignFileError if it is a link, or belongs to another
+    user, who could change its contents at any time."""
     make_folder(path)
     if os.name == "nt":
         return
     owner = path.lstat().st_uid
-    # Where a file system gives all files to one user, or those of root to nobody, that is who we are there.
+    # Some file systems give all files to one user, or root's to nobody: then that user is us.
     if owner != os.geteuid() and owner != _owner_of_new_file(path.parent):
         raise ForeignFileError(errno.EPERM, f"this folder belongs to another user ({owner})", str(path))
 
@@ -172,6 +172,5 @@ def _owner_of_new_file(folder: Path) -> int:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise ForeignFileError if a link is there."""
     if os.path.islink(path) or _is_junction(path):
         raise ForeignFileError(errno.ELOOP, "this is a link, not what fineweb-shards wrote", str(path))

@@ -21,14 +21,14 @@ Result = TypeVar("Result")
 
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 120.0
-_REPORT_AFTER_SECONDS = 3.0  # shorter waits are not reported to the observer, only logged
-_LONG_WAIT_SECONDS = 60.0  # before pauses this long, the report says when the next try is
-_FEW_TRIES = 4  # for a failure that most probably stays
+_REPORT_AFTER_SECONDS = 3.0  # shorter waits are only logged
+_LONG_WAIT_SECONDS = 60.0  # the report of a longer pause has the time of the next try
+_FEW_TRIES = 4  # for a failure that is probably permanent
 
 
 class TransientError(Exception):
-    """A failure that may pass. `retry_after_seconds` is what a server asked for; `advice` says what helps. `error` is
-    what to raise after a few tries, if it most probably stays: nobody waits an hour for that."""
+    """A failure that may pass. `retry_after_seconds` is the server's request; `advice` tells the user what helps. If
+    the failure is probably permanent, `error` is raised after a few tries."""
 
     def __init__(
         self, reason: str, retry_after_seconds: float = 0.0, advice: str = "", error: ShardError | None = None
@@ -41,7 +41,7 @@ class TransientError(Exception):
 
 
 class Clock:
-    """The real clock. Tests replace it by one that does not really sleep."""
+    """The real clock. Tests replace it with one that does not sleep."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -50,7 +50,7 @@ class Clock:
         time.sleep(seconds)
 
     def wall(self, ahead_seconds: float = 0.0) -> str:
-        """Format the time of day now, or N seconds ahead; far ahead, with the day of the week."""
+        """Format the time of day now, or some seconds ahead; far ahead, with the day of the week."""
         form = "%H:%M" if ahead_seconds < 12 * 3600 else "%a %H:%M"
         return time.strftime(form, time.localtime(time.time() + ahead_seconds))
 
@@ -107,7 +107,6 @@ class Retrier:
                 return result
 
     def _describe_wait(self, failure: TransientError, since: str, wait: float, left: float) -> str:
-        """Say what is waited for, since when, and until when."""
         words = [f"waiting for the {self.cause} since {since} ({failure.reason})"]
         if wait >= _LONG_WAIT_SECONDS:
             words.append(f"next try at {self.clock.wall(wait)}")
@@ -116,8 +115,8 @@ class Retrier:
 
 
 class Disk(Retrier):
-    """The disk that holds an output folder. Actions that fail for lack of space are tried again, up to a time limit, so
-    that an overnight run does not end there."""
+    """The disk of an output folder. Actions that fail for lack of space are retried up to a time limit, so that an
+    overnight run survives a full disk."""
 
     cause = "disk"
     longest_wait_seconds = 10.0
@@ -146,7 +145,7 @@ class Disk(Retrier):
             if free < needed_bytes:
                 needed, missing = show_bytes(needed_bytes), show_bytes(needed_bytes - free)
                 raise DiskFullError(
-                    f"{self._folder}: the next shard needs {needed}, {show_bytes(free)} are free: "
+                    f"{self._folder}: the next shard needs {needed}, but only {show_bytes(free)} are free: "
                     f"{missing} are missing."
                 )
 

@@ -1,4 +1,4 @@
-"""Bytes and small values that processes share, and buffers that go back to the system at once."""
+"""Bytes and small values shared between processes, and buffers whose memory returns to the system at once."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fineweb_shards.system.own_files import open_own
 
 
 class SharedBytes:
-    """Bytes in a file without a name, in memory, where several processes can read them.
+    """Bytes in an anonymous in-memory file (memfd) that several processes can read.
 
-    Through a pipe, text costs a third as much as its encoding: it is copied six times, and both sides wait for each
-    other. Of these bytes only a descriptor is passed on. A pickled copy is given it by `attach`: pickling can't do
-    that. They are dropped when no process holds them. No process's own memory (PSS) includes them, but that of the
-    machine and of the control group does. Where there are no such files, pickling copies the bytes.
+    Sending text through a pipe costs a third as much as encoding it: it is copied six times, and both sides wait for
+    each other. Here only a descriptor is sent; a pickled copy gets it from `attach`, because pickling can't transfer
+    it. The memory is freed when no process has it open. It counts for the machine and the control group, but not for
+    any process (PSS). Without memfd, pickling copies the bytes.
     """
 
     def __init__(self, data: bytes | memoryview) -> None:
         self._size_bytes = len(data)
-        self._own: bytes | None = None  # the bytes, if they are in no file
+        self._own: bytes | None = None  # the bytes, if they are not in a file
         self._descriptor: int | None = None
         if sys.platform == "linux":
             try:
@@ -37,7 +37,7 @@ class SharedBytes:
                 while view:  # a write may be short
                     view = view[os.write(self.descriptor, view) :]
                 return
-            except OSError:  # no memory left for it, or too many open files
+            except OSError:  # no memory left, or too many open files
                 pass
         self._own = bytes(data)
 
@@ -45,23 +45,23 @@ class SharedBytes:
         return {**vars(self), "_descriptor": None}
 
     def by_value(self) -> SharedBytes:
-        """Return a copy that holds the bytes itself, for a process on another machine."""
+        """Return a copy that contains the bytes, for a process on another machine."""
         copy = SharedBytes.__new__(SharedBytes)
         copy._size_bytes, copy._own, copy._descriptor = self._size_bytes, self.read(), None
         return copy
 
     @property
     def has_descriptor(self) -> bool:
-        """Whether the bytes are in a file, and not in this object."""
+        """Whether the bytes are in a file, not in this object."""
         return self._own is None
 
     @property
     def descriptor(self) -> int:
-        assert self._descriptor is not None, "a pickled copy was given no descriptor"
+        assert self._descriptor is not None, "a pickled copy needs `attach` first"
         return self._descriptor
 
     def attach(self, descriptor: int) -> None:
-        """Read from this descriptor from now on. It is closed when this object is not used any more."""
+        """Read from this descriptor from now on. It is closed with this object."""
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
 
@@ -69,15 +69,15 @@ class SharedBytes:
         if self._own is not None:
             return self._own
         data = os.pread(self.descriptor, self._size_bytes, 0)
-        assert len(data) == self._size_bytes, "nobody changes it after it was written"
+        assert len(data) == self._size_bytes, "the file must not change after it was written"
         return data
 
 
 class SharedValue:
-    """A small dictionary, in a JSON file, that processes and threads change one at a time.
+    """A small dictionary in a JSON file that processes and threads change one at a time.
 
-    For figures that only save time, such as how much of a quota is left. It is never synced, and where the file can't
-    be used (a folder that does not exist yet, a disk that is full), each process has its own.
+    It is for figures that only save time, such as the rest of a quota: it is never synced, and where the file can't be
+    used (no such folder yet, a full disk), each process has a dictionary of its own.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -87,7 +87,7 @@ class SharedValue:
 
     @contextmanager
     def changing(self) -> Iterator[dict[str, Any]]:
-        """Yield the value, and keep what it has been changed to. Keep it short: others wait."""
+        """Yield the dictionary and keep its changes. Be quick: others wait."""
         with self._lock:
             try:
                 file = None if self._path is None else open_own(self._path, "a+b", buffering=0)
@@ -107,20 +107,20 @@ class SharedValue:
                     value = {}
                 yield value
                 self._own = value
-                # On a full disk others will see an empty value, and learn it anew.
+                # On a full disk others see an empty dictionary and measure again.
                 with suppress(OSError):
                     file.truncate(0)
                     file.write(json.dumps(value).encode())
 
 
 def mmap_buffer(size_bytes: int) -> memoryview:
-    """Return `size_bytes` of memory for what is fetched, which goes back to the system when nobody needs it.
+    """Return `size_bytes` of memory for fetched data; freeing it returns it to the system.
 
-    Many threads fetch, and malloc would keep a heap for each of them: a run from the hub took 1.0 GB instead of 0.78.
+    malloc would keep a heap for each of the many fetching threads: a run from the hub took 1.0 GB instead of 0.78.
     """
     if sys.platform != "linux":
         return memoryview(mmap.mmap(-1, size_bytes))
-    # Private, and all pages at once: 8 MiB take 2.4 ms to get and fill, with a page fault for each page 4.8, shared as
-    # well 6.6.
+    # Private, with all pages at once: getting and filling 8 MiB takes 2.4 ms; with a page fault for each page 4.8 ms,
+    # and if shared as well 6.6 ms.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
     return memoryview(mmap.mmap(-1, size_bytes, flags=flags))

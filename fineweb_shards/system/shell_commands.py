@@ -1,7 +1,7 @@
-"""Commands for the user to paste: the one that was typed, to resume it, and one that installs a package.
+"""Commands for the user to paste: the typed one, to resume it, and one that installs a package.
 
-The Makefile passes a `make` command in an environment variable. Otherwise the program is named by something that works:
-`fineweb-shards` if the shell finds it, else the path it was started by.
+The Makefile passes a `make` command in an environment variable. Otherwise the program is named so that the command
+works: `fineweb-shards` if the shell finds it, else the path it was started by.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = "fineweb-shards"
-# Set by the Makefile, as words for a shell. Removed from the environment, because it is not the command of child
-# processes.
+# Set by the Makefile, as words for a shell. Removed from the environment, because child processes have other commands.
 VARIABLE = "FINEWEB_SHARDS_COMMAND"
-# Set by the library (api/process.py), and removed in the same way: the process that has called it, and whether it
-# writes documents to standard input.
+# The process that called the library, and whether it writes documents to standard input; set by api/process.py and
+# removed in the same way.
 CALLER_VARIABLE = "FINEWEB_SHARDS_CALLER"
 _EXTRAS = {"tokenizers": "tokenizers", "sentencepiece": "sentencepiece", "obstore": "buckets", "ray": "ray"}
 _NOT_RESUMED = ("--fresh", "--yes")
@@ -28,12 +27,12 @@ NOT_RESUMABLE = "a Python program gave the documents, which can't be resumed: ca
 
 @dataclass(frozen=True, slots=True)
 class TypedCommand:
-    """The words after the program's name, and the `make` command that was typed instead, if one was."""
+    """The words after the program's name, and the `make` command, if that was typed instead."""
 
     words: list[str]
     make_command: str | None = None
-    caller: int | None = None  # the process that uses the library, if it has started this command
-    gives_documents: bool = False  # by that process
+    caller: int | None = None  # the process that uses the library, if that started this command
+    gives_documents: bool = False  # that process, to standard input
 
     def resume(self) -> str:
         """Return the command that resumes this one: without --fresh and --yes."""
@@ -45,7 +44,7 @@ class TypedCommand:
         return f"{program()} {shlex.join(kept)}"
 
     def with_flags(self, flags: str) -> str:
-        """Return the command with more flags; those of `make` are in its variable ARGS."""
+        """Return the command with more flags; `make` has them in its variable ARGS."""
         command = self.resume()
         if command != self.make_command:
             return f"{command} {flags}"
@@ -69,7 +68,7 @@ def take_typed_command(words: list[str]) -> TypedCommand:
 
 
 def program(*, absolute: bool = False) -> str:
-    """Return what to type in the current folder to start this program; with `absolute`, in any folder."""
+    """Return the command that starts this program from the current folder; with `absolute`, from any folder."""
     shown = Path.absolute if absolute else relative_path
     script = Path(sys.argv[0])
     if script.stem == PROGRAM and script.is_file():
@@ -82,11 +81,10 @@ def program(*, absolute: bool = False) -> str:
 
 
 def runnable_here(command: str, *, absolute: bool = False) -> str | None:
-    """Return a recorded `build` command as it can be pasted here, or None if it is none.
+    """Return a recorded `build` command in a form that can be pasted here; None if it is not one.
 
-    It may be from another machine, whose program is elsewhere, so that this one's takes its place; `absolute` as for
-    `program`. And anybody may have written it: more than one command, and flags that `resume` leaves out, are not
-    shown.
+    It may come from another machine, so this machine's program replaces the recorded one; `absolute` as for `program`.
+    Its author is not trusted: several commands, or flags that `resume` leaves out, are not shown.
     """
     words = _words_of(command)
     if words[:2] == ["make", "shards"]:
@@ -104,7 +102,7 @@ def runnable_here(command: str, *, absolute: bool = False) -> str | None:
 
 
 def _words_of(command: str) -> list[str]:
-    """Split a command into words; none if a shell would see more in it than these words."""
+    """Split a command into words; none if a shell would interpret more than these words."""
     try:
         words = shlex.split(command)
     except ValueError:
@@ -113,11 +111,11 @@ def _words_of(command: str) -> list[str]:
 
 
 def _is_make_setting(word: str) -> bool:
-    """Tell whether a word sets one of the Makefile's variables, to something that make does not expand."""
+    """Return whether a word sets one of the Makefile's variables to a value that make does not expand."""
     name, _, value = word.partition("=")
     if name not in ("SAMPLE", "OUT", "WORKERS", "ARGS") or "$" in value or not value.isprintable():
         return False
-    words = _words_of(value)  # make puts them into a line for the shell as they are
+    words = _words_of(value)  # make passes them to the shell unchanged
     return name != "ARGS" or not value or (bool(words) and _are_harmless(words))
 
 
@@ -126,15 +124,15 @@ def _are_harmless(words: list[str]) -> bool:
 
 
 def relative_path(path: Path) -> Path:
-    """Return a relative path, such as `.venv/bin/…`, if it lies below the current folder."""
+    """Return the path relative to the current folder, such as `.venv/bin/…`, if it is below that."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path
 
 
 def install_command(package: str) -> str:
-    """Return what to type to install a package of PyPI for the Python that runs this program: a plain `pip install`
-    would install into whatever Python the shell finds first. If an extra of ours brings the package it is named, for
-    those who install by other means than pip."""
+    """Return the command that installs a PyPI package for the Python that runs this program; a plain `pip install`
+    would use the first Python that the shell finds. For users of other installers it names our extra with the
+    package, if there is one."""
     python = shlex.quote(str(relative_path(Path(sys.executable))))
     extra = _EXTRAS.get(package)
     return f"{python} -m pip install {package}" + (f" (the extra `{extra}` of fineweb_shards)" if extra else "")

@@ -1,6 +1,6 @@
 """Handle signals: Ctrl-C, SIGTERM and a closed terminal end the run cleanly, a second request at once.
 
-From the first one on nobody waits long for a reader that takes no output.
+After the first one, output no longer waits for a slow reader.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
 class Interrupts:
-    """Handles signals from its creation on, by raising `Interrupted` in the main thread.
+    """Handles signals, once created, by raising `Interrupted` in the main thread.
 
-    `resume` is the command that continues the run; `on_stop` is called before `Interrupted` is raised; `wipe_sequence`
+    `resume` is the command that resumes the run; `on_stop` is called before `Interrupted` is raised; `wipe_sequence`
     returns the control characters that erase the progress bars.
     """
 
@@ -42,13 +42,13 @@ class Interrupts:
         sys.unraisablehook = self._try_again
 
     def work_is_done(self) -> None:
-        """Raise nothing from now on: what is left takes a moment, and its exit code must not say that the run was
-        interrupted. A second request still ends the process at once."""
+        """Raise nothing from now on: only quick work is left, and the exit code must not claim an interruption. A
+        second request still ends the process at once."""
         self._stopping = True
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        # SIGHUP is not counted: when a terminal closes, both the kernel and the shell send it, and a session that ends
-        # sends SIGTERM as well. All of them are one request.
+        # SIGHUP does not count: when a terminal closes, the kernel and the shell both send it, and a session that ends
+        # sends SIGTERM as well. Together they are one request.
         if number != _HANGUP:
             self._requests += 1
         if self._requests > 1:
@@ -56,7 +56,7 @@ class Interrupts:
             resume = shown_on(sys.stderr, f"resume with: {self._resume}")
             text = f"{wipe}\nInterrupted again: ended at once. Everything finished is kept.\n{resume}\n"
             for sink in our_streams():
-                sink.silent = True  # other threads can't write after it
+                sink.silent = True  # other threads must not write after it
             with contextlib.suppress(OSError):
                 if select.select([], [2], [], 0)[1]:
                     os.write(2, text.encode("ascii", "backslashreplace"))
@@ -70,8 +70,8 @@ class Interrupts:
             raise Interrupted("The terminal was closed." if closed else "Interrupted.", 128 + number)
 
     def _try_again(self, lost: sys.UnraisableHookArgs) -> None:
-        """Signal once more if `Interrupted` was raised where Python drops every exception: in the callback of a weak
-        reference, such as the one that closes a stream's memory, or in `__del__`."""
+        """Signal again if `Interrupted` was raised where Python drops exceptions: in `__del__`, or in the callback of a
+        weak reference, such as the one that closes a stream's memory."""
         if not isinstance(lost.exc_value, Interrupted):
             sys.__unraisablehook__(lost)
             return
@@ -89,14 +89,14 @@ def raise_interrupts() -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore what would end the process, from now on."""
+    """From now on ignore all signals that would end the process."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def stop_with_caller(process: int) -> None:
-    """Stop as after SIGTERM when the process that has called the library (api/process.py) is gone."""
+    """Stop as after SIGTERM when the process that called the library (api/process.py) is gone."""
 
     def watch() -> None:
         while os.getppid() == process:

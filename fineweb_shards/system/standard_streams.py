@@ -1,8 +1,8 @@
 """Standard streams that are safe to write to, even if closed, full, broken or without Unicode.
 
-A failed write must not end a build: output that a full disk, a closed pipe or a closed terminal does not take is
-dropped. Only subcommands that do nothing but print end there: with exit code 141 if the reader of a pipe has closed it,
-as any program in a pipe, or with an error.
+A failed write must not end a build: output that a full disk, a closed pipe or a closed terminal refuses is dropped.
+Only subcommands that just print end with an error, or with exit code 141 if the reader has closed the pipe, like any
+program in a pipe.
 """
 
 from __future__ import annotations
@@ -21,24 +21,22 @@ from fineweb_shards.errors import OutputError, ReaderGone
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_PIECE_BYTES = 4096  # a pipe that is writable takes as many without blocking (PIPE_BUF)
+_PIECE_BYTES = 4096  # a writable pipe takes this many without blocking (PIPE_BUF)
 _ESCAPE = "fineweb_shards.escape"
-# Characters of this program's own messages, and their replacements where the encoding lacks them. One for one, because
-# the width of progress bars is counted in characters.
+# Characters of our messages, and their replacements where the encoding lacks them. One for one, because progress bars
+# count their width in characters.
 _PLAIN = {"…": ".", "·": ".", "–": "-", "—": "-"}
 
 
 class Sink(io.RawIOBase):
-    """A raw stream over a file descriptor. It takes no lock, so that a signal handler can always write.
-
-    `strict`: a failed write is an error; otherwise the data is dropped.
-    """
+    """A raw stream over a file descriptor, without locks, so that a signal handler can always write. `strict`: a failed
+    write is an error; otherwise the data is dropped."""
 
     def __init__(self, descriptor: int, *, strict: bool) -> None:
         super().__init__()
         self.strict = strict
         self.silent = False  # drop everything
-        self.longest_wait_seconds: float | None = None  # for a reader that is slow; None: no limit
+        self.longest_wait_seconds: float | None = None  # for a slow reader; None: no limit
         self._descriptor = descriptor
 
     def writable(self) -> bool:
@@ -51,12 +49,12 @@ class Sink(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write all of `data`, or drop the rest of it; always report it as written."""
+        """Write all of `data` or drop the rest; always report everything as written."""
         view = memoryview(data).cast("B")
         size = len(view)
         try:
             while view and not self.silent:
-                # Wait until the reader takes data. Not in `os.write`, which a signal handler could not leave.
+                # Wait for the reader here, not in `os.write`, which a signal handler could not leave.
                 if not select.select([], [self._descriptor], [], self.longest_wait_seconds)[1]:
                     break
                 with contextlib.suppress(BlockingIOError):
@@ -67,16 +65,16 @@ class Sink(io.RawIOBase):
                 if isinstance(error, BrokenPipeError):
                     raise ReaderGone from None
                 message = f"standard output can't be written: {error.strerror}."
-                raise OutputError(message, "Write to another place.") from None
+                raise OutputError(message, "Redirect it elsewhere.") from None
         return size
 
 
 def prepare_streams() -> None:
-    """Wrap both streams for the whole process; call it before any file is opened. Streams that are not Python's own,
+    """Wrap both streams for the whole process; call this before opening any file. Streams that are not Python's own,
     such as a test's, are left alone."""
     for descriptor in range(3):
-        # A closed one is opened on /dev/null. Otherwise the next file that is opened would get its number, and a
-        # child's traceback would be written into that file.
+        # Open a closed one on /dev/null. Otherwise the next file opened would get its number, and with it a child's
+        # traceback.
         try:
             os.fstat(descriptor)
         except OSError:
@@ -91,14 +89,14 @@ def prepare_streams() -> None:
 
 
 def ignore_closed_output() -> None:
-    """From now on drop what can't be written, for subcommands whose work must not end when a reader does."""
+    """From now on drop output that can't be written, for subcommands that must continue without a reader."""
     for sink in our_streams():
         sink.strict = False
 
 
 @contextlib.contextmanager
 def without_errors_on_screen() -> Iterator[None]:
-    """Drop what is written to standard error meanwhile, even by a library that is not Python's."""
+    """Drop what is written to standard error meanwhile, even by a native library."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nothing, 2)
@@ -118,7 +116,7 @@ def open_text(sink: Sink, encoding: str, *, line_buffering: bool) -> TextIO:
 def _wrap(stream: TextIO | None, original: TextIO | None, sink: Sink) -> TextIO:
     if stream is not None and stream is not original:
         return stream
-    if os.name == "nt" and isinstance(stream, io.TextIOWrapper):  # a console can't be written by `os.write`
+    if os.name == "nt" and isinstance(stream, io.TextIOWrapper):  # `os.write` can't write to a console
         stream.reconfigure(errors=_ESCAPE)
         return stream
     encoding = stream.encoding if stream is not None else "utf-8"
@@ -126,7 +124,7 @@ def _wrap(stream: TextIO | None, original: TextIO | None, sink: Sink) -> TextIO:
 
 
 def our_streams() -> list[Sink]:
-    """Return what this program has put in place of the standard streams."""
+    """Return the sinks that replace the standard streams."""
     buffers = (getattr(stream, "buffer", None) for stream in (sys.stdout, sys.stderr))
     return [buffer for buffer in buffers if isinstance(buffer, Sink)]
 

@@ -159,7 +159,7 @@ def test_a_batch_that_kills_its_workers_is_given_up_with_its_place(source: Parts
     blocks = []
     with executor_of(deadly, 2) as executor:
         stream = collecting.encode(executor, deadly.batches(runs.START))
-        with pytest.raises(WorkerError, match=r"a\.parquet: 6 workers died while they read the batch at position 20"):
+        with pytest.raises(WorkerError, match=r"a\.parquet: 6 workers died while reading the batch at position 20"):
             blocks.extend(stream)
     assert tokens_of(blocks) == reference.stream(DOCUMENTS[:200]).tolist()
 

@@ -177,7 +177,7 @@ def test_a_batch_that_would_wait_for_itself_is_refused(tmp_path: Path, monkeypat
         f"{path}: row group 0 has 50.1 kB of text. In a mix it has to wait for the other parts, and the memory "
         "has room for 6.0 kB of text in flight."
     )
-    assert refused.value.hint == "Give more memory with --max-memory. The same command resumes."
+    assert refused.value.hint == "Give more memory with --max-memory. Rerun the same command to resume."
     build(tmp_path / "out", parts, "all-exhausted", window=60_000)
     plain = tuple({"input": part["input"]} for part in parts)
     build(tmp_path / "plain", plain, None)
@@ -200,7 +200,7 @@ def test_the_next_step_reads_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert executor._refuse_large(batch) is None
     refused = executor._refuse_large(replace(batch, rows=None, size_bytes=50_000))
     assert refused is not None
-    assert refused.hint.startswith(f"{local}: from the disk it is read in slices. Or give more memory")
+    assert refused.hint.startswith(f"{local}: a local file is read in slices. Or give more memory")
     hub = HubRef("a/b", "", "", "0" * 40, str(tmp_path), keep_downloads=True)
     reader = ParquetFormat(source.settings, HubOnDiskPlace(hub))
     sliced = list(reader.batches(replace(file, place=HUB_ON_DISK), 0, False))

@@ -317,7 +317,7 @@ def test_a_node_without_a_place_for_shards_says_so(tmp_path: Path) -> None:
     """By its name, with the folder and the flag that names another one."""
     (tmp_path / "file").touch()
     with (
-        pytest.raises(OutputError, match=r"file/a\.tmp: node .* can't make its shards there") as caught,
+        pytest.raises(OutputError, match=r"file/a\.tmp: node .* can't write shards there") as caught,
         worker._scratch_file(str(tmp_path / "file" / "a.tmp"), RUN),
     ):
         pass

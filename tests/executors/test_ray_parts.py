@@ -180,7 +180,7 @@ def test_a_change_of_nodes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     left.pop()
     executor._look_at_nodes()
     assert (executor.nodes, executor.workers) == (1, 1)
-    assert listener.texts("nodes") == ["1 node of Ray; before: 2"]
+    assert listener.texts("nodes") == ["the cluster has 1 node; before: 2"]
 
 
 def test_a_block_of_the_driver_is_dropped_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_a_wait_ends_with_the_last_task_that_waits() -> None:
 
 def test_a_client_connection_is_refused() -> None:
     """With the command that does it on the cluster."""
-    with pytest.raises(UsageError, match="ray://head:10001: a client connection") as refused:
+    with pytest.raises(UsageError, match="ray://head:10001: a Ray Client connection") as refused:
         find_address("ray://head:10001")
     assert "ray job submit" in refused.value.hint
 

@@ -103,7 +103,7 @@ def test_a_receiver_that_fails_ends_its_worker(source: Parts, fault: str, monkey
     if fault == "exit":
         source = faulty.with_format(source, faulty.ExitingPrefetch)
     batches = source.batches(runs.START)
-    with pytest.raises(WorkerError, match=r"a\.parquet: 2 workers died while they read the batch at position 0"):
+    with pytest.raises(WorkerError, match=r"a\.parquet: 2 workers died while reading the batch at position 0"):
         encode(source, faulty.mined(batches) if fault == "order" else batches)
 
 

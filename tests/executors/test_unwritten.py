@@ -215,7 +215,7 @@ def test_a_thread_that_fails_for_good_ends_the_run(
     monkeypatch.setattr(task, "MAXIMUM_DEATHS", 2)
     faults = hostile.plan(tmp_path / "faults", f"{point}@0=lasting-exit")
     monkeypatch.setenv(hostile.FAULTS, str(faults))
-    sentence = {"encoded": "2 workers died before they had written", "seal": "Workers die while they seal"}
+    sentence = {"encoded": "2 workers died before they could write", "seal": "Workers die while they seal"}
     out = tmp_path / "out"
     with pytest.raises(WorkerError, match=f"{sentence[point]}.*one of its threads failed"):
         build(out, path, LAYOUTS[0])

@@ -151,6 +151,6 @@ def test_a_reader_that_sleeps_for_ever_ends_the_run(
     spec = runs.spec_of(source)
     with (
         LocalExecutor(spec, 1, 10**8, MemoryGuard(2**40)) as executor,
-        pytest.raises(WorkerError, match=r"a\.parquet: 2 workers died while they read the batch .* did nothing"),
+        pytest.raises(WorkerError, match=r"a\.parquet: 2 workers died while reading the batch .* did nothing"),
     ):
         list(collecting.encode(executor, source.batches(runs.START)))

@@ -173,7 +173,7 @@ def test_a_file_is_read_once_for_all_of_its_sidecars(tmp_path: Path, layout: str
     assert sorted(OPENED) == sorted(names)
     for damaged in names[1:]:
         before = (tmp_path / damaged).read_bytes()
-        for content, words in ((before[:-1] + b"?", "does not fit"), (before + b"?", "bytes long")):
+        for content, words in ((before[:-1] + b"?", "does not match"), (before + b"?", "bytes long")):
             (tmp_path / damaged).write_bytes(content)
             (told,) = check_sidecars(file, store.find_all(names))
             assert told.startswith(f"{damaged}: ")

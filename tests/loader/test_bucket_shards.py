@@ -328,12 +328,12 @@ def test_files_in_a_list(url: str, bucket_url: str, tmp_path: Path) -> None:
     np.save(tmp_path / "train_b.npy", np.arange(5000, dtype=np.uint16))
     for folder in ("theirs", "some/out"):
         Bucket(bucket_url).upload(tmp_path / "train_b.npy", f"{folder}/train_b.npy")
-        with pytest.raises(InputError, match=f"{folder}/train_b.npy: no manifest of a build names it"):
+        with pytest.raises(InputError, match=f"{folder}/train_b.npy: no manifest of a build has its hash"):
             loader_of([f"{bucket_url}/{folder}/train_b.npy"], tmp_path)
-    with pytest.raises(InputError, match="no manifest of a build names it"):
+    with pytest.raises(InputError, match="no manifest of a build has its hash"):
         loader_of(f"{bucket_url}/theirs", tmp_path)
     assert epoch_rows(loader_of(url, tmp_path)) == rows  # as if a build were about to record it
-    with pytest.raises(InputError, match=r"with a seed all of its 4,000 bytes are read in any order"):
+    with pytest.raises(InputError, match=r"with a seed all of its 4,000 bytes are read in random order"):
         loader_of(url, tmp_path / "other", seed=1, cache_bytes=1000)
 
 
@@ -378,11 +378,11 @@ def test_a_disk_that_is_full_for_the_first_try(url: str, tmp_path: Path, monkeyp
 
 def test_what_is_not_there_is_said(bucket_url: str, tmp_path: Path) -> None:
     """No shards below an address, or no such bucket."""
-    with pytest.raises(InputError, match="no file of tokens with 'train' in its name"):
+    with pytest.raises(InputError, match="no token file with 'train' in its name"):
         loader_of(f"{bucket_url}/nothing", tmp_path)
     with pytest.raises(InputError, match="no such bucket"):
         loader_of("s3://no-such-bucket-at-all/x", tmp_path)
-    with pytest.raises(InputError, match=r"nothing.npy: no manifest of a build names it"):
+    with pytest.raises(InputError, match=r"nothing.npy: no manifest of a build has its hash"):
         loader_of([f"{bucket_url}/nothing.npy"], tmp_path)
 
 
@@ -482,6 +482,6 @@ def test_a_build_that_runs_is_waited_for(bucket_url: str, tmp_path: Path, monkey
 
     monkeypatch.setattr(clock, "sleep", sleep)
     loader = loader_of(f"{bucket_url}/out", tmp_path, follow=True, patience_seconds=100)
-    with pytest.raises(InputError, match="no build has begun here for 2 min"):
+    with pytest.raises(InputError, match="no build was started here within 2 min"):
         loader.next_batch()
     assert clock.seconds > 1000

@@ -141,7 +141,7 @@ def test_batches_are_those_of_plain_lists(settings: dict[str, Any], case: Case) 
     per_epoch = [len(case.rows(settings, epoch)) // (case.batch_size * case.world_size) for epoch in range(3)]
     with written(case) as folder:
         if not per_epoch[0]:
-            with pytest.raises(InputError, match="no shard holds a batch"):
+            with pytest.raises(InputError, match="no shard has a batch"):
                 loader_of(folder, case, 0, **settings)
             return
         if not all(per_epoch):

@@ -230,9 +230,9 @@ def test_short_shards_do_not_crash(tmp_path: Path) -> None:
             x, y = loader.next_batch()
             assert np.array_equal(x.ravel()[1:], y.ravel()[:-1])
     write_shards(tmp_path / "short", [5, 9])
-    with pytest.raises(InputError, match="no shard holds a batch"):
+    with pytest.raises(InputError, match="no shard has a batch"):
         ShardLoader(tmp_path / "short", batch_size=4, seq_len=16)
-    with pytest.raises(InputError, match="no file of tokens with 'val'"):
+    with pytest.raises(InputError, match="no token file with 'val'"):
         ShardLoader(tmp_path / "short", "val", batch_size=4, seq_len=16)
 
 

@@ -31,7 +31,7 @@ def test_tokens_of_any_width_need_a_manifest(tmp_path: Path, name: str) -> None:
     """OLMo-core's and datatrove's: junk, or half of each, if somebody guessed."""
     (tmp_path / name).write_bytes(TOKENS.tobytes())
     (tmp_path / f"{name}.metadata").write_text("some/tokenizer|4\n6\n6.00 T")
-    with pytest.raises(InputError, match="no header, and no manifest of a build beside it says how wide"):
+    with pytest.raises(InputError, match="no header, and no manifest of a build beside it gives the width"):
         open_token_file(tmp_path / name)
 
 
@@ -39,7 +39,7 @@ def test_tokens_of_any_width_need_a_manifest(tmp_path: Path, name: str) -> None:
 def test_bare_tokens_have_the_name_of_a_layout(tmp_path: Path, name: str) -> None:
     """Nobody knows what is in another one."""
     (tmp_path / name).write_bytes(TOKENS.tobytes())
-    with pytest.raises(InputError, match="has no header that is known, nor the name of a layout"):
+    with pytest.raises(InputError, match="has neither a known header nor the name of a layout"):
         open_token_file(tmp_path / name)
 
 

@@ -169,7 +169,7 @@ def test_bytes_that_are_no_text_are_refused(made: dict[str, Path]) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert b"no UTF-8" in done.stderr
+    assert b"not valid UTF-8" in done.stderr
 
 
 def test_only_eot_is_a_boundary(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_token_bytes_never_replace_another_file(made: dict[str, Path], tmp_path:
     before = shard.read_bytes()
     for path in (shard, tmp_path):
         done = inline.run_command("inspect", made["build-nanogpt"], "--token-bytes", path)
-        assert (done.returncode, f"--token-bytes {path}: there is something else" in done.stderr) == (2, True)
+        assert (done.returncode, f"--token-bytes {path}: something else" in done.stderr) == (2, True)
     assert shard.read_bytes() == before
     done = inline.run_command("inspect", made["build-nanogpt"], "--token-bytes", tmp_path / "no" / "folder.npy")
     assert (done.returncode, "folder.npy" in done.stderr) == (5, True)

@@ -94,14 +94,14 @@ def test_a_file_that_does_not_belong_there_is_not_called_damaged(out: Path) -> N
     assert done.returncode == 7
     assert f"{stray.name}: not in the manifest, but a loader would read it" in done.stderr
     assert "1 file that does not belong there." in done.stderr
-    assert "Move what is named above away" in done.stderr
+    assert "Move the files named above away" in done.stderr
     assert "damaged" not in done.stderr
     assert "again" not in done.stderr
     (out / "edufineweb_train_000001.npy").write_bytes(b"short")
     done = inline.run_command("verify", out)
     assert "1 damaged file and 1 file that does not belong there." in done.stderr
-    assert "move it away" in done.stderr
-    assert "makes the damaged files again" in done.stderr
+    assert "Move files that are not in the manifest away" in done.stderr
+    assert "same build, which remakes them" in done.stderr
 
 
 def test_a_finished_build_warns_of_files_that_do_not_belong_there(out: Path, made: Path) -> None:
@@ -278,7 +278,7 @@ def test_while_a_build_is_at_work_nobody_is_told_to_delete(out: Path) -> None:
         done = inline.run_command("verify", out)
     assert done.returncode == 7
     assert "elete" not in done.stderr
-    assert "A build is at work here: stop it, or wait for its end, and verify again." in done.stderr
+    assert "A build is running here: stop it, or wait for its end, and verify again." in done.stderr
 
 
 @pytest.mark.parametrize("change", [b"xx", None], ids=["longer", "shorter"])

@@ -368,7 +368,7 @@ def test_a_damaged_shard_costs_its_figures_only(finished: Path, monkeypatch: pyt
     whole = path.read_bytes()
     path.write_bytes(whole[:-2])
     try:
-        assert "its length is not what the manifest says" in page_of(finished, monkeypatch)
+        assert "its length differs from the manifest" in page_of(finished, monkeypatch)
     finally:
         path.write_bytes(whole)
 

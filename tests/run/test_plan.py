@@ -152,7 +152,7 @@ def test_it_says_what_a_build_would_do_in_this_folder(tmp_path: Path) -> None:
     assert refused.returncode == 4
     assert "build      would be refused, for the reason in the last lines" in refused.stdout
     assert refused.stderr == inline.run_command("build", *words).stderr
-    assert "--max-tokens 2,000: the folder holds 2,500 tokens already" in refused.stderr
+    assert "--max-tokens 2,000: the folder already has 2,500 tokens" in refused.stderr
 
 
 def test_a_resumed_run_needs_less(tmp_path: Path) -> None:

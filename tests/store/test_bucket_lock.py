@@ -168,7 +168,7 @@ def test_a_scratch_folder_of_the_same_name_elsewhere_is_another_one(
     monkeypatch.setattr(bucket_work_folder, "STALE_SECONDS", 0.2)
     listener = Listener()
     with open_store("a").lock(listener):
-        assert "is still at work" in str(listener.waits[0][1])
+        assert "is still running" in str(listener.waits[0][1])
 
 
 def test_a_lost_answer_to_a_beat_is_no_other_run(
@@ -217,7 +217,7 @@ def test_a_lock_that_is_never_given_is_asked_for_a_few_times(
         pytest.fail("it has the lock")
     assert bucket_work_folder.OBJECT_NAME in caught.value.hint
     waits = [reason for cause, reason in listener.waits if cause == "lock"]
-    assert waits[0] == "another run was quicker to take the lock; try 2 of 10"
+    assert waits[0] == "another run took the lock first; try 2 of 10"
     assert waits[-1] is None
     assert sum("GET" in one and "lock.json" in one for one in door.requests) < 15
 

@@ -172,7 +172,7 @@ def test_objects_of_others_are_refused(build: Callable[..., object], view: Bucke
     second try."""
     view.write("edufineweb_train_000001.npy", b"somebody's")
     for _ in range(2):
-        with pytest.raises(OutputError, match="neither replaces nor deletes"):
+        with pytest.raises(OutputError, match="never replaces or deletes"):
             build(NANOGPT)
     view.delete("edufineweb_train_000001.npy")
     view.write("manifest.json", b'{"name": "a web application"}')

@@ -145,7 +145,7 @@ def test_bare_tokens_are_read_by_name(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(other)
         assert open_token_file(tmp_path / name).tokens == 10
     (tmp_path / "mine.bin").write_bytes(TOKENS.tobytes())
-    with pytest.raises(InputError, match=r"mine\.bin: has no header that is known, nor the name of a layout"):
+    with pytest.raises(InputError, match=r"mine\.bin: has neither a known header nor the name of a layout"):
         open_token_file(tmp_path / "mine.bin")
 
 
@@ -169,7 +169,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             open_token_file(path)
     (tmp_path / "train.bin").write_bytes(b"")
     assert open_token_file(tmp_path / "train.bin").tokens == 0
-    with pytest.raises(InputError, match="no shard holds a batch"):
+    with pytest.raises(InputError, match="no shard has a batch"):
         use_all(tmp_path / "train.bin")
     (tmp_path / "real").write_bytes(npy())
     (tmp_path / "link.npy").symlink_to("real")

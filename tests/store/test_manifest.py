@@ -137,7 +137,7 @@ def test_another_format_is_refused(folder: Path) -> None:
 def test_no_name_escapes_the_folder(folder: Path, name: str) -> None:
     """A doctored manifest can't make us read or delete files elsewhere, even if its checksum fits."""
     save_manifest(dataclasses.replace(MANIFEST, shards=(dataclasses.replace(RECORD, name=name),)), FolderStore(folder))
-    with pytest.raises(DamageError, match="where it should name edufineweb_val_000000"):
+    with pytest.raises(DamageError, match="but should name edufineweb_val_000000"):
         load_manifest(folder)
 
 
@@ -195,7 +195,7 @@ def test_an_edited_manifest_is_told(folder: Path) -> None:
     make_unfinished(folder)
     text = (folder / FILE_NAME).read_text()
     (folder / FILE_NAME).write_text(text.replace('"position": 4', '"position": 5'))
-    with pytest.raises(DamageError, match="its checksum does not fit; it was changed") as refused:
+    with pytest.raises(DamageError, match="its checksum does not match; it was changed") as refused:
         load_manifest(folder)
     assert refused.value.exit_code == 7
 
@@ -210,7 +210,7 @@ def test_an_edited_manifest_is_told(folder: Path) -> None:
         ("offset", 1, "begins at 1, should begin at 128"),
         ("documents", -1, "-1 documents"),
         ("documents", 11, "11 documents"),
-        ("sha256", "AB" * 32, "no SHA-256"),
+        ("sha256", "AB" * 32, "not a SHA-256"),
         ("split", "train", "should name edufineweb_train_000001"),
         ("name", "edufineweb_val_000001.npy", "should name edufineweb_val_000000"),
         ("end", (Cursor(0, -1),), "outside the input"),

@@ -70,7 +70,7 @@ def test_a_stream_can_not_be_made_shorter(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
     out = tmp_path / "out"
     runs.build_inline(out, path, shard_tokens=1000, max_tokens=4500)
-    sentence = r"--max-tokens 3,000: the folder holds 4,500 tokens already"
+    sentence = r"--max-tokens 3,000: the folder already has 4,500 tokens"
     with pytest.raises(ChangedError, match=sentence):
         runs.build_inline(out, path, shard_tokens=1000, max_tokens=3000)
     (out / "edufineweb_train_000001.npy").unlink()

@@ -58,5 +58,5 @@ def test_room_for_a_whole_shard_is_waited_for(tmp_path: Path, monkeypatch: pytes
     clock, listener = FakeClock(), Listener()
     monkeypatch.setattr(retry, "free_disk_bytes", lambda folder: 10**6 * (1 + 200 * (clock.now() > 60)))
     Disk(tmp_path, 3600, listener, clock).wait_for(200_000_000)
-    assert "the next shard needs 200.0 MB, 1.0 MB are free: 199.0 MB are missing" in str(listener.waits[0][1])
+    assert "the next shard needs 200.0 MB, but only 1.0 MB are free: 199.0 MB are missing" in str(listener.waits[0][1])
     assert 60 < clock.now() < 75

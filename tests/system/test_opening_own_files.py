@@ -158,7 +158,7 @@ def test_a_huge_file_in_the_place_of_ours_is_not_read(tmp_path: Path, name: str)
     with open(out / WORK_FOLDER / name, "wb") as file:
         file.truncate(30 * 10**9)
     if name == "../manifest.json":
-        with pytest.raises(OutputError, match=r"30,000,000,000 bytes long; .* at most 268,435,456"):
+        with pytest.raises(OutputError, match=r"30,000,000,000 bytes long, .* at most 268,435,456"):
             load_manifest(out)
         for command in (words, ("status", out), ("report", out), ("verify", out)):
             refused = inline.run_command(*command)

@@ -1,4 +1,1 @@
-"""Run worker processes on this machine: start them, exchange messages with them, watch and end them.
-
-Which worker gets what is decided in schedule.py.
-"""
+"""Run worker processes on this machine: start them, exchange messages with them, watch and end them."""

@@ -1,13 +1,13 @@
 """Run a schedule with worker processes on this machine: send orders, receive messages, replace workers.
 
-A worker that dies is replaced, and its batches are done again: `multiprocessing.Pool` would hang for ever
-(cpython#66587, #96062), and `ProcessPoolExecutor` would lose the whole pool. Every worker has a pipe of its own,
-because the lock of a shared queue is never released if its holder dies (cpython#88304).
+A worker that dies is replaced, and its batches are encoded again: `multiprocessing.Pool` would hang forever
+(cpython#66587, #96062), and `ProcessPoolExecutor` would lose the whole pool. Every worker has a separate pipe, because
+the lock of a shared queue is never released if its holder dies (cpython#88304).
 
-Everything happens in the caller's thread, inside `encode` and `wait`. No token passes through here: workers keep them,
-and are told where to write them. While the caller is busy, workers finish what they have; the window bounds it. While
-the machine is short of memory (memory_guard.py), no work is given out; if that is not enough, workers are ended until
-it has passed. Only the watchdog has a thread of its own. Which worker gets what is decided in schedule.py.
+Everything except the watchdog happens in the caller's thread, inside `encode` and `wait`. Workers keep the tokens and
+write them on order; none pass through here. While the caller is busy, workers finish the batches they have, which the
+window bounds. While the machine is short of memory (memory_guard.py), no work is given out; if that is not enough,
+workers are ended until the shortage is over. schedule.py decides which worker gets what.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from concurrent.futures import Future
 from multiprocessing import Pipe
 from typing import Any
 
+from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors import messages
 from fineweb_shards.executors.base import write_at_once
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.local.pool import Watchdog, WorkerPool, WorkerProcess, died_early
+from fineweb_shards.executors.local.pool import Watchdog, WorkerPool, WorkerProcess
 from fineweb_shards.executors.local.worker import Order, send_order
 from fineweb_shards.executors.messages import FileResult, FileWork, WorkOrder
 from fineweb_shards.executors.scheduled_executor import BATCHES, REMOTE_BATCHES, ScheduledExecutor
@@ -31,8 +32,8 @@ from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
 
 
 class LocalExecutor(ScheduledExecutor[WorkerProcess]):
-    """Tokenizes with worker processes. `quarantined` are documents that earlier runs left out; `observer` is told of
-    dead workers and of waits."""
+    """Tokenizes with worker processes. `quarantined` are documents that earlier runs left out; dead workers and waits
+    are reported to `observer`."""
 
     def __init__(
         self,
@@ -51,11 +52,11 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._pool = WorkerPool(spec, guard, self._observer)
         self._workers = self._pool.workers
         self._watchdog = Watchdog(self._get_watched, self._observer)
-        self._listening = False  # the executor waits for messages; False: the caller is busy
-        self._blocked_by: WorkerProcess | None = None  # ... or for one worker, in the middle of a message
+        self._listening = False  # waiting for messages; False: the caller is busy
+        self._blocked_by: WorkerProcess | None = None  # in the middle of a message to or from this worker
         self._files: FileTasks[WorkerProcess] = FileTasks()
-        self._writer = spec.make_writer(self._observer)  # for tokens at seams, which come here
-        self._wakeup, self._wakeup_sender = Pipe(duplex=False)  # has a byte for each batch that is listed
+        self._writer = spec.make_writer(self._observer)  # for tokens at seams, which this process has
+        self._wakeup, self._wakeup_sender = Pipe(duplex=False)  # has a byte for each listed batch
         self._pool.mailbox.add(self._wakeup)
 
     def _start(self) -> None:
@@ -102,8 +103,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
             self._send(worker, order)
 
     def _give_out(self) -> None:
-        """End workers as the memory guard says, replace those that are gone if memory allows it, and give out what
-        there is to do."""
+        """End workers as the memory guard advises, replace missing ones if memory allows it, and assign work."""
 
         def is_needed(worker: WorkerProcess) -> bool:
             return self._schedule.keeps_any(worker) or self._files.count(worker) > 0
@@ -129,9 +129,9 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._blocked_by = worker  # `send` blocks if the worker does not receive
         try:
             send_order(worker.pipe, order, worker.pid)
-        except OSError:  # it has died; its end will be noticed, and handled
+        except OSError:  # it has died; `_listen` handles that
             return
-        except BaseException:  # interrupted, perhaps in the middle of the order
+        except BaseException:  # perhaps interrupted in the middle of the order
             self._end(worker)
             raise
         finally:
@@ -147,19 +147,19 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
             if waitable is self._wakeup:
                 self._wakeup.recv_bytes()  # the batch itself is taken by `_give_out`
             elif worker is None:
-                continue  # it was ended because of an earlier event
+                continue  # an earlier event ended it
             elif waitable is worker.pipe:
                 self._receive(worker)
-            elif not worker.pipe.poll():  # messages that it sent before its death are received first
+            elif not worker.pipe.poll():  # receive the messages it sent before its death first
                 self._handle_death(worker)
 
     def _get_watched(self) -> list[WorkerProcess]:
-        """Return the workers that should respond now. Called in the watchdog's thread."""
+        """Return the workers that should respond now. The watchdog's thread calls this."""
         blocked_by = self._blocked_by
         if blocked_by is not None or not self._listening:
             return [blocked_by] if blocked_by is not None else []
         return [
-            worker  # that has work, or is still starting, and waits for neither network nor disk
+            worker  # has work or is still starting, and waits for neither network nor disk
             for worker in self._workers[:]
             if (self._schedule.has_work(worker) or self._files.count(worker) > 0 or not worker.ready)
             and not self._waits.waits(worker)
@@ -172,7 +172,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         except (EOFError, OSError):
             self._handle_death(worker)
             return
-        except BaseException:  # interrupted, perhaps in the middle of the message
+        except BaseException:  # perhaps interrupted in the middle of the message
             self._end(worker)
             raise
         finally:
@@ -216,19 +216,19 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         """Report a dead worker and take back its work. `_give_out` starts its replacement."""
         death = worker.explain_end()
         if not worker.ready and self._pool.early_deaths.add(death):
-            raise died_early(death)
+            raise WorkerError(f"Workers die before they are ready: the last one {death.description}.")
         self._observer.tell(Event("worker", f"worker {worker.pid} {death.description}; replaced"))
         try:
             self._files.remove_worker(worker, death)
             end_all = self._schedule.note_death(worker, death)
-        finally:  # even if the run ends now: what is finished is still sealed, by the other workers
+        finally:  # even if the run ends now: the other workers still seal finished files
             self._end(worker)
         if end_all:
             for other in list(self._workers):
                 self._end(other)
 
     def _end(self, worker: WorkerProcess) -> None:
-        """End a worker, and take back its work for other workers."""
+        """End a worker and take back its work."""
         self._pool.remove(worker)
         self._schedule.remove_worker(worker)
         self._files.remove_worker(worker)

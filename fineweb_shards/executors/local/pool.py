@@ -1,16 +1,16 @@
-"""Keep the worker processes of a run: start, listen to, watch and end them, and find out how they died.
+"""Manage the worker processes of a run: start, listen to, watch and end them, and find out how they died.
 
-What they work on is decided in schedule.py.
+schedule.py decides what they work on.
 
-How a worker died decides whether the document that it worked on is suspected (task.py). A signal that a process causes
-itself (SIGSEGV, SIGABRT …), or an exit code, is a crash. SIGKILL and all other signals come from outside: from a
-person, a scheduler, or the kernel's OOM killer. The kernel counts its OOM kills, which tells them from the others.
+How a worker died decides whether its document is suspected (task.py). An exit code, or a signal that a process causes
+itself (SIGSEGV, SIGABRT …), is a crash. SIGKILL and all other signals come from outside: from a person, a scheduler, or
+the kernel's OOM killer, which is recognized by the kernel's count of OOM kills.
 
-The watchdog kills workers that have work and do nothing, such as deadlocked or stopped ones. They are then handled like
-all dead workers. It has a thread of its own, because the executor itself may be blocked by such a worker, in the middle
-of a message. A worker is fine as long as it sends messages or uses processor time, waits for the network (it reports
-that), for a disk or for a core (the kernel reports that), or while the executor does not receive from it. Time in which
-the watchdog did not run does not count: the machine was suspended, or the whole run was stopped.
+The watchdog kills workers that have work but do nothing, such as deadlocked or stopped ones; they are then handled like
+all dead workers. It has a separate thread, because such a worker may block the executor in the middle of a message. A
+worker is fine while it sends messages, uses processor time, waits for the network (it reports that), for a disk or a
+core (the kernel reports that), or while the executor does not receive from it. Time in which the watchdog did not run
+does not count: the machine was suspended, or the whole run was stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from multiprocessing import connection, resource_tracker
 
-from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.worker import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE, run_worker
@@ -39,9 +38,8 @@ from fineweb_shards.system.retry import Clock
 from fineweb_shards.units import show_bytes, show_seconds
 
 Waitable = connection.Connection | int  # a pipe, or the sentinel of a process
-# Workers do no linear algebra. NumPy would start a thread for every core in every worker, and they spin for a while: 20
-# ms of processor time on two cores. Only set while a worker starts: a command that runs after the build is none of our
-# business.
+# Workers do no linear algebra, but NumPy would start a thread per core in each of them, which spins for a while: 20 ms
+# of processor time on two cores. Set only while a worker starts, so that a command run after the build is unaffected.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 _OWN_SIGNALS = {
@@ -53,21 +51,20 @@ WATCH_EVERY_SECONDS = 1.0
 # No message, and almost no processor time used.
 STUCK_SECONDS = 600.0
 _NEGLIGIBLE_SECONDS = 0.1
-# No message for this much processor time: a thousand times what a batch takes. If the processor time is not known, wall
-# time counts.
+# No message for this much processor time (wall time if that is unknown): a thousand times what a batch takes.
 ENDLESS_SECONDS = 3600.0
 # States of a process that waits for a disk (D), runs or waits for a core (R), or is being debugged (t).
 _ACTIVE_STATES = "DRt"
 
 
 class WorkerProcess:
-    """A process that runs `run_worker`, as its parent sees it. Constructing it starts it. `spec` is a pickled
+    """The parent's view of a process that runs `run_worker`; creating it starts the process. `spec` is a pickled
     WorkerSpec."""
 
     def __init__(self, spec: bytes) -> None:
         self.ready = False
-        self.leaving = False  # it gets no more work, and is ended when it has none
-        self.messages = 0  # number of messages received from it
+        self.leaving = False  # it gets no more work, and is ended once idle
+        self.messages = 0  # received from it
         self._killed_as: Death | None = None  # set if the watchdog killed it
         self._oom_kills_before = oom_kills()
         context = multiprocessing.get_context("spawn")
@@ -80,9 +77,9 @@ class WorkerProcess:
         worker_pipe.close()
         self.pid = self._process.pid or 0
         self.sentinel = self._process.sentinel  # becomes ready when the process has ended
-        # Not as an argument, and not in this thread: thousands of files don't fit into a pipe, so that each start would
-        # wait until the process before it reads, a second later. No order can overtake it: orders wait until the worker
-        # is ready.
+        # Not as an argument, and not in this thread: a spec with thousands of files does not fit into a pipe, so each
+        # start would block until the worker reads it, a second later. Orders can't overtake it: they wait until the
+        # worker is ready.
         self._handover = in_background(lambda: self.pipe.send_bytes(spec))
 
     def kill(self) -> None:
@@ -92,17 +89,17 @@ class WorkerProcess:
     def join(self) -> None:
         """Wait until the process has ended, and close the pipe."""
         self._process.join()
-        futures.wait([self._handover])  # if it failed, the process ended before it had read all
+        futures.wait([self._handover])  # it fails if the process ended before reading everything
         self.pipe.close()
 
     def kill_stuck(self, reason: str, *, stopped: bool) -> None:
-        """Kill the process because it does nothing any more. May be called from any thread. `stopped` says that it was
-        stopped from outside (SIGSTOP): then its document is not suspected."""
+        """Kill the process because it does nothing any more. Thread-safe. `stopped`: it was stopped from outside
+        (SIGSTOP), so its document is not suspected."""
         self._killed_as = Death(DeathKind.KILLED if stopped else DeathKind.STUCK, f"{reason} and was killed")
         self._process.kill()
 
     def note_order(self) -> None:
-        """Remember the kernel's count of OOM kills: if it grows until the worker dies, that is the cause."""
+        """Remember the kernel's count of OOM kills: if it has grown when the worker dies, that is the cause."""
         self._oom_kills_before = oom_kills()
 
     def explain_end(self) -> Death:
@@ -124,9 +121,9 @@ class WorkerProcess:
 
 
 class Mailbox:
-    """Everything that is listened to: messages and deaths of workers, and other wake-ups.
-    `multiprocessing.connection.wait` registers every pipe again at each call; with 64 workers that takes longer than
-    handling the message. Where the operating system has a better way, pipes are registered once."""
+    """Listens for messages and deaths of workers, and other wake-ups. `multiprocessing.connection.wait` registers every
+    pipe again at each call, which with 64 workers takes longer than handling the message. Here each pipe is registered
+    once, except on Windows."""
 
     def __init__(self) -> None:
         self._waitables: list[Waitable] = []
@@ -140,7 +137,7 @@ class Mailbox:
                 self._selector.register(waitable, selectors.EVENT_READ)
 
     def remove(self, *waitables: Waitable) -> None:
-        """Listen to them no longer. They must still be open."""
+        """Stop listening to them. They must still be open."""
         for waitable in waitables:
             self._waitables.remove(waitable)
             if self._selector is not None:
@@ -193,8 +190,8 @@ class WorkerPool:
         self.mailbox.close()
 
     def apply_memory_advice(self, is_needed: Callable[[WorkerProcess], bool]) -> Iterator[WorkerProcess]:
-        """Pause or continue as the memory guard says; yield the workers that the caller has to end. A worker that has
-        grown beyond its share gets no more batches, and is yielded once nothing of it is needed."""
+        """Pause or continue as the memory guard advises; yield the workers that the caller has to end. A worker that
+        has grown beyond its share gets no more batches, and is yielded once it is not needed."""
         was_paused = self.paused
         advice = self._guard.look([worker.pid for worker in self.workers])
         self.paused = self._guard.shortage is not None
@@ -219,13 +216,8 @@ class WorkerPool:
         return worker
 
 
-def died_early(death: Death) -> WorkerError:
-    """Return the error for workers that die before they are ready; `death` is the last one's."""
-    return WorkerError(f"Workers die before they are ready: the last one {death.description}.")
-
-
 class WorkerActivity:
-    """Measures for how long one worker has sent no message, and has used no processor time."""
+    """Measures how long a worker has sent no message and used no processor time."""
 
     def __init__(self) -> None:
         self._messages = -1
@@ -289,14 +281,14 @@ class Watchdog:
         while not self._ended.wait(WATCH_EVERY_SECONDS):
             try:
                 self.look()
-            except BaseException as error:  # reported once; the next look may succeed
+            except BaseException as error:  # report it once: the next look may succeed
                 failure = f"the watchdog of the workers failed: {type(error).__name__}: {error}"
                 if failure not in self._reported:
                     self._reported.add(failure)
                     self._observer.tell(Event("worker", failure))
 
     def look(self) -> None:
-        """Check each watched worker once, and kill those that do nothing."""
+        """Check each watched worker once and kill those that do nothing."""
         now = self._clock.now()
         passed = min(now - self._last_look, 2 * WATCH_EVERY_SECONDS)
         self._last_look = now
@@ -311,17 +303,16 @@ class Watchdog:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block SIGINT, SIGHUP and SIGTERM while a process is started, for the process and for the parent. Ctrl-C and a
-    closed terminal signal the whole process group, but the parent decides what to do. The process inherits the mask, so
-    that not even the start of its Python is interrupted; later it unblocks SIGTERM. The parent gets its signals
-    afterwards: in the middle of the start they would leave a child that has only half of its data, and prints a
-    traceback."""
+    """Block SIGINT, SIGHUP and SIGTERM, in the parent and in the process it starts. Ctrl-C and a closed terminal signal
+    the whole process group, but the parent decides what to do. The process inherits the mask, so that not even the
+    start of its Python is interrupted; it unblocks SIGTERM later. The parent gets its signals afterwards: a child that
+    has received only half of its data would print a traceback."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows: the worker ignores SIGINT a little later
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
-        resource_tracker.ensure_running()  # or the first `start` would do it, and reset the mask
+        resource_tracker.ensure_running()  # otherwise the first `start` does it, and resets the mask
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
         with _handlers_deferred():
             yield
@@ -331,7 +322,7 @@ def _signals_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handlers_deferred() -> Iterator[None]:
-    """Defer Python's signal handlers, which run in this thread even if a signal reaches another thread."""
+    """Defer Python's signal handlers, which run in the main thread even if another thread gets the signal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,9 +1,8 @@
-"""Run one worker process: encode batches, hold their tokens, write them where the parent says.
+"""Run one worker process: encode batches, hold their tokens, and write them on order.
 
-Four threads: one receives orders, the main thread encodes, one writes, one finishes files (hashes and syncs them,
-writes sidecars). So none of them waits for another's disk or network. The process has no state except caches and the
-tokens it has not written yet, so that killing it costs only the batches it has. A last thread ends the process when the
-parent ends, for whatever reason.
+It has four threads, so that none waits for another's disk or network: one receives orders, the main thread encodes, one
+writes, one finishes files (hashes and syncs them, writes sidecars). Its only state is caches and unwritten tokens, so
+killing it costs only its current batches. A fifth thread ends the process when the parent ends for any reason.
 """
 
 from __future__ import annotations
@@ -21,26 +20,20 @@ from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event
 from fineweb_shards.executors import messages
 from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
-from fineweb_shards.executors.messages import (
-    FileOrder,
-    Message,
-    WorkerObserver,
-    WorkOrder,
-    WriteOrder,
-)
+from fineweb_shards.executors.messages import FileOrder, Message, WorkerObserver, WorkOrder, WriteOrder
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.types import Quarantined, Tokens
 
 Order = WorkOrder | WriteOrder | FileOrder  # to a worker
 # Exit codes of workers that end themselves.
-OUT_OF_MEMORY_EXIT_CODE = 112  # it is not known which document needed too much
-THREAD_FAILED_EXIT_CODE = 113  # without that thread it might never answer
+OUT_OF_MEMORY_EXIT_CODE = 112  # the document to blame is unknown
+THREAD_FAILED_EXIT_CODE = 113  # without that thread it might never respond
 _ALIVE_EVERY_SECONDS = 60.0
 
 
 def send_order(pipe: connection.Connection, order: Order, worker_pid: int) -> None:
-    """Send an order to a worker. Bytes that it shares are followed by their descriptor."""
+    """Send an order to a worker, followed by the descriptor of its shared bytes, if it has any."""
     pipe.send(order)
     if (shared := _shared_bytes(order)) is not None:
         reduction.send_handle(pipe, shared.descriptor, worker_pid)
@@ -59,7 +52,7 @@ def _shared_bytes(order: Order) -> SharedBytes | None:
 
 
 class Outbox(WorkerObserver):
-    """Sends messages to the parent. Threads share it."""
+    """Sends messages to the parent. Thread-safe."""
 
     def __init__(self, pipe: connection.Connection) -> None:
         super().__init__(self.send)
@@ -72,7 +65,7 @@ class Outbox(WorkerObserver):
             self._pipe.send(message)
 
     def add_fetched(self, size_bytes: int) -> None:
-        """On a slow connection an `Alive` message now and then tells the watchdog that the worker is not stuck."""
+        """Count the bytes. An occasional `Alive` message shows the watchdog that a slow download is not stuck."""
         super().add_fetched(size_bytes)
         now = time.monotonic()
         if now - self._last_alive > _ALIVE_EVERY_SECONDS:
@@ -81,8 +74,7 @@ class Outbox(WorkerObserver):
 
 
 def run_worker(pipe: connection.Connection) -> None:
-    """Receive a WorkerSpec, then do what the parent orders until it closes the pipe. This is the process's main
-    function."""
+    """The main function of the process: receive a WorkerSpec, then follow orders until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group; the parent decides
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by pool.py
@@ -116,8 +108,8 @@ class Worker:
         self._prefetcher = Prefetcher(self._source, outbox)
         self._encoder = spec.make_encoder()
         self._writer = spec.make_writer(outbox)
-        self._tokens: dict[tuple[int, int], Tokens] = {}  # by batch and block: encoded, not yet written
-        self._dropped = threading.Condition()  # notified when some of them were
+        self._tokens: dict[tuple[int, int], Tokens] = {}  # unwritten, by batch and block
+        self._dropped = threading.Condition()  # notified when tokens were dropped
         self._batches: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[WriteOrder] = queue.SimpleQueue()
         self._files: queue.SimpleQueue[FileOrder] = queue.SimpleQueue()
@@ -136,12 +128,12 @@ class Worker:
                 case FileOrder():
                     self._files.put(order)
                 case WorkOrder():
-                    # Before it is queued: reading must not start before it.
+                    # Prefetch first: once queued, the batch may be read at any time.
                     self._prefetcher.prefetch(order.batch)
                     self._batches.put(order)
 
     def encode_batches(self) -> None:
-        """Encode batches, tell the parent of their blocks, and hold the tokens."""
+        """Encode batches, report their blocks to the parent, and hold the tokens."""
 
         def announce(document: Quarantined) -> None:
             self._outbox.send(messages.Trying(document))
@@ -167,7 +159,7 @@ class Worker:
                 self._outbox.send(messages.Failed(batch_bug(self._source, order.batch, error)))
 
     def _wait_for_writes(self, batch: int) -> None:
-        """Wait until few tokens of a batch are held: a disk or an upload may be slower than the encoder."""
+        """Wait until most tokens of a batch are written: a disk or an upload may be slower than the encoder."""
 
         def held_bytes() -> int:
             return sum(tokens.nbytes for (number, _), tokens in list(self._tokens.items()) if number == batch)
@@ -178,7 +170,7 @@ class Worker:
                     self._outbox.send(messages.Alive())
 
     def write_blocks(self) -> None:
-        """Write the tokens of blocks where the parent says, and drop them."""
+        """Write the tokens of blocks as ordered, and drop them."""
         while True:
             order = self._writes.get()
             key = order.batch, order.block
@@ -197,7 +189,7 @@ class Worker:
                     self._outbox.send(messages.Written(*key, placements=min(1, len(order.placements)), dropped=True))
             except ShardError as error:
                 self._outbox.send(messages.Broken(*key, error))
-            except Exception as error:  # a bug: no document is to blame for it
+            except Exception as error:  # a bug: no document is to blame
                 bug = ShardError(f"A worker could not write its tokens: {describe_error(error)}")
                 self._outbox.send(messages.Broken(*key, bug))
 
@@ -214,12 +206,12 @@ class Worker:
 
 
 def _start_thread(outbox: Outbox, action: Callable[[], None]) -> None:
-    """Start a thread; if its action fails, the process ends, because it could not work without it."""
+    """Start a thread; end the process if its action fails, because it can't work without the thread."""
 
     def run() -> None:
         try:
             action()
-        except BaseException as error:  # any failure
+        except BaseException as error:
             try:
                 failure = f"a thread of worker {os.getpid()} failed: {describe_error(error)}"
                 outbox.tell(Event("worker", failure))
@@ -231,7 +223,7 @@ def _start_thread(outbox: Outbox, action: Callable[[], None]) -> None:
 
 
 def die_with_parent() -> None:
-    """Wait until the parent process has ended, then end this one."""
+    """Wait until the parent process ends, then end this one."""
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

@@ -1,5 +1,4 @@
-"""Run the tasks of a build on a Ray cluster: one on this machine, or one that is there already.
+"""Run the tasks of a build on a Ray cluster: an existing one, or one started on this machine.
 
-executor.py is where to start; worker.py is what runs on the nodes. Ray is an extra: it is imported when it is needed
-(`load_ray` in cluster.py), and then by no other name.
+Start reading in executor.py; worker.py runs on the nodes. Ray is an extra, imported only by `load_ray` in cluster.py.
 """

@@ -1,13 +1,13 @@
-"""Exchange what the driver, which is the parent of a run, and its tasks on the nodes have to know.
+"""Exchange data between the driver, which is the parent of a run, and its tasks on the nodes.
 
-Before its first task a process gets a `Shipment` from the run's board, an actor on the driver's node. It has what a
-node lacks: the environment variables that say how data is reached, and the files of the tokenizer.
+Before its first task a process gets a `Shipment` from the run's board, an actor on the driver's node. It contains what
+the node lacks: environment variables with addresses and credentials, and the files of the tokenizer.
 
-Tasks return their results by themselves. The board is for what can't wait until a task ends, such as that it waits for
-the network. The driver has one question open, which is answered when there is something new, so nobody polls.
+Results come back from the tasks themselves. The board carries news that can't wait until a task ends, such as a wait
+for the network. Nobody polls: the driver keeps one request open, which the board answers as soon as there is news.
 
-No tokens pass here, except those of a block with a seam: they stay in Ray's object store. Messages are pickled here, as
-plain bytes; Ray's own way would take several times as long.
+Tokens stay in Ray's object store; only those of a block with a seam are sent. Messages are pickled to bytes here,
+because Ray's own serialization takes several times as long.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ News = tuple[int, Event | Waiting]  # with the number of the task
 
 _HUB = ("HF_", "DATASETS_")
 _STORES = {"s3": ("AWS_",), "gs": ("GOOGLE_",), "az": ("AZURE_",)}  # by the scheme of an address
-_PLACES = ("_HOME", "_CACHE", "_PATH", "_DIR")  # endings of names that stand for folders of the driver's
+_PLACES = ("_HOME", "_CACHE", "_PATH", "_DIR")  # endings of variables that name folders of the driver
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 _TOKEN = "HF_TOKEN"
 _TOKENIZER_FOLDER = "fineweb-shards-tokenizer-"  # the beginning of its name
-_LEFT_AFTER_SECONDS = 3600.0  # loading takes seconds: whoever made an older folder was killed meanwhile
+_LEFT_AFTER_SECONDS = 3600.0  # loading takes seconds: an older folder is a killed process's
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """What a process on a node needs to know of a run, once."""
+    """The settings of a run, sent once to each process on a node."""
 
     spec: bytes  # a pickled WorkerSpec
     current_folder: str  # of the driver: relative paths start there
     vocabulary_files: dict[str, bytes] = field(repr=False)  # by name; GPT-2 has none
     environment: dict[str, str] = field(repr=False)  # variables; some are secrets
-    mark: str | None  # stands in a file of the output folder, if all nodes have to see that folder
+    mark: str | None  # the content of a file in the output folder, if all nodes have to see that folder
 
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """The blocks of one batch. The rest of the batch may have an error."""
+    """The blocks of one batch, and the error that ended it, if any."""
 
     blocks: tuple[Encoded, ...]
     error: ShardError | None = None
@@ -68,16 +68,16 @@ class EncodedBatch:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The end of a task that encodes batches, all of them or, if it failed, none."""
+    """The outcome of a task that encodes batches: all of them or, if it failed, none."""
 
     batches: tuple[EncodedBatch, ...] = ()
-    death: Death | None = None  # of the attempt, although its process lives: memory was short
-    failure: ShardError | None = None  # this process can encode nothing at all
+    death: Death | None = None  # of the attempt, for lack of memory; its process survives
+    failure: ShardError | None = None  # this process can't encode anything
     fetched_bytes: int = 0  # over the network
 
 
 class Board:
-    """An actor of the run. `shipment` is a pickled Shipment, made by this version of the program."""
+    """The run's actor. `shipment` is a Shipment pickled by this version of the program."""
 
     def __init__(self, version: str, shipment: bytes) -> None:
         self._version = version
@@ -86,7 +86,7 @@ class Board:
         self._has_news = asyncio.Event()
 
     async def get_shipment(self) -> tuple[str, bytes]:
-        """Return what a process needs before its first task, and the version that can unpack it."""
+        """Return the version that pickled the shipment, and the shipment."""
         return self._version, self._shipment
 
     async def tell(self, news: News) -> None:
@@ -94,7 +94,7 @@ class Board:
         self._has_news.set()
 
     async def take(self) -> list[News]:
-        """Return what is new, as soon as there is something."""
+        """Wait for news and return it."""
         await self._has_news.wait()
         self._has_news.clear()
         news, self._news = self._news, []
@@ -102,7 +102,7 @@ class Board:
 
 
 def start_board(name: str, shipment: Shipment) -> Any:
-    """Start the board of a run on the driver's node; return its handle. If it dies, Ray starts it again."""
+    """Start the board of a run on the driver's node and return its handle. Ray restarts it if it dies."""
     ray = load_ray()
     node = ray.get_runtime_context().get_node_id()
     here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
@@ -113,11 +113,10 @@ def start_board(name: str, shipment: Shipment) -> Any:
 
 
 def pack_environment(source: Parts, out: str) -> dict[str, str]:
-    """Return the variables that nodes need to read the source and to write to `out`: addresses, proxies, credentials;
-    for the hub with the token that was saved on this machine. A process of Ray's has the environment of its node, not
-    of the driver. They are not given to Ray as a runtime environment, because that stands in its logs and on its
-    dashboard, and some are secrets. For the same reason only those are sent that this run uses: where its input and its
-    output are decides which."""
+    """Return the variables that nodes need to read the source and write to `out`: addresses, proxies, credentials and,
+    for the hub, the token saved on this machine. Ray's processes have the environment of their node, not the driver's.
+    A runtime environment of Ray's would show the secrets in its logs and on its dashboard. Only variables that this
+    run's input and output use are sent."""
 
     def is_needed(name: str) -> bool:
         if name.upper() in _PROXIES:
@@ -139,13 +138,13 @@ def pack_environment(source: Parts, out: str) -> dict[str, str]:
 
 
 def apply_environment(variables: Mapping[str, str]) -> None:
-    """Set the variables that are not set on this node."""
+    """Set the variables that this node does not set itself."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
 def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, bytes]:
-    """Return the vocabulary's files, by name; GPT-2 needs none."""
+    """Return the vocabulary's files by name; GPT-2 needs none."""
     if not vocabulary.folder:
         return {}
     paths = [Path(vocabulary.folder, FILE_NAMES[vocabulary.reference]), engine_file(vocabulary)]
@@ -154,17 +153,17 @@ def pack_vocabulary(vocabulary: Vocabulary) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def unpacked(spec: WorkerSpec, files: Mapping[str, bytes]) -> Iterator[WorkerSpec]:
-    """Have the vocabulary's files on this machine for a while, and the spec with a vocabulary that finds them there:
-    `Vocabulary.folder` is a folder of the driver's. They are there only while an engine loads them, in a folder of this
-    process. So nothing stays on the node after a run, and no process believes what another user has put there."""
+    """Unpack the vocabulary's files while an engine loads them, and yield the spec with a vocabulary in that folder:
+    the original `Vocabulary.folder` exists on the driver only. The folder is private to this process, so nothing stays
+    on the node after a run, and no process trusts files that another user has put there."""
     if not files:
         yield spec
         return
-    for left in Path(tempfile.gettempdir()).glob(f"{_TOKENIZER_FOLDER}*"):  # by processes that were killed
-        with contextlib.suppress(OSError):  # somebody else's, or another process removes it now
+    for left in Path(tempfile.gettempdir()).glob(f"{_TOKENIZER_FOLDER}*"):  # by killed processes
+        with contextlib.suppress(OSError):  # another user's, or another process is removing it
             if left.lstat().st_mtime < time.time() - _LEFT_AFTER_SECONDS:
                 shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=_TOKENIZER_FOLDER) as folder:  # nobody else can write there
+    with tempfile.TemporaryDirectory(prefix=_TOKENIZER_FOLDER) as folder:  # writable only for this user
         for name, data in files.items():
             Path(folder, name).write_bytes(data)
         vocabulary = replace(spec.shard_format.vocabulary, folder=folder)

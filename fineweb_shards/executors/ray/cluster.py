@@ -1,11 +1,11 @@
-"""Connect to a Ray cluster, or start one on this machine; know its nodes, its memory, and why its tasks fail.
+"""Connect to a Ray cluster or start one on this machine; list its nodes and explain why its tasks fail.
 
-Ray prints, installs a signal handler and wants to report its usage. None of it may disturb a run: what it says goes to
-the log, and signals are handled as before.
+Ray prints, installs a signal handler and reports its usage. None of this may disturb a run: Ray's output goes to the
+log, and the signal handlers stay ours.
 
-Nor may a run change what Ray does later. A cluster on this machine has Ray's token authentication, with a token that
-only its own processes know: Ray by itself would save one as `~/.ray/auth_token`, and with that file there the next `ray
-start --head` wants a token of everybody. Such a cluster is told from none at all.
+Nor may a run change how Ray behaves later. A cluster started here uses Ray's token authentication with a token known
+only to its own processes. Left alone, Ray would save a token as `~/.ray/auth_token`, and once that file exists `ray
+start --head` demands a token from all users.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import fineweb_shards
-from fineweb_shards.errors import ShardError, UsageError, WorkerError
+from fineweb_shards.errors import UsageError, WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.task import Death, DeathKind
 from fineweb_shards.system.machine import environment
@@ -38,25 +38,25 @@ LOCAL = "local"
 _SMALLEST_STORE_BYTES = 96 * 2**20  # Ray refuses less than 75 MiB
 _CONNECT_SECONDS = 10.0
 _NO_CLUSTER = (
-    "Start a cluster with `ray start --head`, which prints its address; or leave --ray-address out, and a "
-    "run starts its own on this machine."
+    "Start a cluster with `ray start --head`, which prints its address; or omit --ray-address, and the "
+    "run starts a cluster on this machine."
 )
-# For this process and, if it starts them, Ray's own: no report to its makers, no errors of a library on the terminal,
-# no second message for an error that is handled here.
+# For this process and those of Ray that it starts: no usage reports, no library errors on the terminal, no second
+# message for an error that is handled here.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
 }
-# For a cluster that is started here. One token for the life of a process, because Ray remembers it.
+# For a cluster started here. The token stays the same for the life of the process, because Ray caches it.
 _LOCAL_ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    "RAY_gcs_server_port_wait_time_s": "120",  # 30 by itself, which is too short on a busy machine
+    "RAY_gcs_server_port_wait_time_s": "120",  # the default of 30 is too short on a busy machine
 }
 _AUTH_MODE = "RAY_AUTH_MODE"
-_SET_BY_RAY = (_AUTH_MODE,)  # it would decide how the next cluster is started or joined
+_SET_BY_RAY = (_AUTH_MODE,)  # removed again, because it would affect the next cluster that is started or joined
 
-LOST = Death(DeathKind.KILLED, "was on a node that is gone")
+LOST = Death(DeathKind.KILLED, "was on a lost node")
 _CAN_NOT_IMPORT = re.compile(r"^(ModuleNotFoundError|ImportError): |failed to import on the worker", re.M)
 _ADDRESS = re.compile(r"\bip=([^,)\s]+)")
 
@@ -68,14 +68,14 @@ def load_ray() -> Any:
     except ImportError as error:
         raise UsageError(
             f"--executor ray needs the package ray, which can't be imported: {error}.",
-            f"Install it: {install_command('ray')}. Where Ray has no wheel for this platform or Python, use "
+            f"Install it: {install_command('ray')}. If Ray has no wheel for this platform or Python, use "
             "--executor local.",
         ) from error
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the cluster that can do tasks."""
+    """A node of the cluster that can run tasks."""
 
     id: str
     cores: float
@@ -83,26 +83,25 @@ class Node:
 
 
 class Cluster:
-    """A connection to a cluster, from `connect` on. `cores` and `store_bytes` are for one that is started here, and
-    goes when it is closed."""
+    """A connection to a cluster. `cores` and `store_bytes` are for a cluster that `connect` starts on this machine, and
+    `close` ends."""
 
     def __init__(self, address: str, cores: int, store_bytes: int, observer: Observer) -> None:
         self._address = find_address(address)
         self._cores = cores
         self._store_bytes = max(_SMALLEST_STORE_BYTES, store_bytes)
         self._observer = observer
-        self._folder: str | None = None  # of a cluster that was started here
-        self.is_shared = False  # the process was connected before, and stays so
+        self._folder: str | None = None  # of a cluster started here
+        self.is_shared = False  # the process was already connected, and stays so
 
     def connect(self) -> None:
         """Connect, or start the cluster; UsageError if there is none at the address."""
         ray = load_ray()
-        # What Ray would print goes to the log.
         handler = _LogHandler(self._observer)
         logger = logging.getLogger("ray")
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.WARNING)
-        # Messages about nodes and workers are printed to standard output by a function of its own.
+        # Ray prints messages about nodes and workers to standard output with a separate function.
         module: Any = importlib.import_module("ray._private.worker")
         if hasattr(module, "print_to_stdstream"):
             module.print_to_stdstream = handler.take_lines
@@ -120,11 +119,12 @@ class Cluster:
                 raise _refusal(self._address, error) from error
 
     def _start(self) -> None:
-        # A short name, because the names of sockets are limited to 107 bytes.
+        ray = load_ray()
+        # A short name, because the paths of sockets are limited to 107 bytes.
         self._folder = tempfile.mkdtemp(prefix="fws-ray-")
         try:
             with environment(_ENVIRONMENT | _LOCAL_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
-                load_ray().init(
+                ray.init(
                     address=LOCAL,
                     num_cpus=self._cores,
                     object_store_memory=self._store_bytes,
@@ -133,9 +133,7 @@ class Cluster:
                     configure_logging=False,
                     _temp_dir=self._folder,
                 )
-        except ShardError:
-            raise
-        except Exception as error:  # of no class of its own, if Ray's processes were too slow
+        except Exception as error:  # Ray has no class of its own for processes that are too slow
             raise WorkerError(
                 f"Ray could not be started on this machine: {_lines_of(error)[0]}",
                 "Its processes may be too slow on a busy machine. Rerun the same command later, or with "
@@ -143,7 +141,7 @@ class Cluster:
             ) from error
 
     def nodes(self) -> list[Node]:
-        """Return the nodes that are alive and have cores for tasks."""
+        """Return the live nodes with cores for tasks."""
         nodes = []
         for node in load_ray().nodes():
             resources = node["Resources"]
@@ -153,25 +151,21 @@ class Cluster:
         return nodes
 
     def close(self) -> None:
-        """Disconnect. The tasks and objects of the run go with the connection, and a cluster that was started here goes
-        as well."""
+        """Disconnect, which ends the tasks and objects of the run, and a cluster started here."""
         if not self.is_shared:
             with _handlers_kept():
                 load_ray().shutdown()
-        self._remove_folder()
-
-    def _remove_folder(self) -> None:
         if self._folder is not None:  # sockets and logs; Ray's last processes may still write some of them
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def find_address(given: str) -> str:
-    """Return the address of the cluster, `given` or the environment's; UsageError if it can't be used."""
+    """Return the address of the cluster, `given` or from the environment; UsageError if it can't be used."""
     address = given or os.environ.get("RAY_ADDRESS", LOCAL)
     if address.startswith("ray://"):
         raise UsageError(
-            f"--ray-address {address}: a client connection would send every message of the run through one "
-            "proxy, and lose the run with the line.",
+            f"--ray-address {address}: a Ray Client connection would send every message through one proxy, and "
+            "the run would end if that connection broke.",
             "Start the run on the cluster itself: ray job submit --address http://HOST:8265 -- "
             "fineweb-shards build … --executor ray --ray-address auto",
         )
@@ -181,11 +175,11 @@ def find_address(given: str) -> str:
 def _refusal(address: str, error: Exception) -> UsageError:
     exceptions = load_ray().exceptions
     is_unauthenticated = isinstance(error, getattr(exceptions, "AuthenticationError", ()))  # from 2.52 on
-    # Ray tries twenty times, and then has the reason only in the text of what it raised before.
+    # Ray tries twenty times; then only the text of the error's cause has the reason.
     if is_unauthenticated or "AuthenticationError" in str(error.__cause__):
         return UsageError(
-            f"--ray-address {address}: this cluster has Ray's token authentication switched on, and refuses "
-            "this run: its token is missing or a different one.",
+            f"--ray-address {address}: this cluster uses Ray's token authentication and refuses this run: "
+            "its token is missing or wrong.",
             "Copy the head's ~/.ray/auth_token to every node, and put RAY_AUTH_MODE=token before this "
             "command and before each `ray start --address=…`. Or start all of Ray without it: "
             "RAY_AUTH_MODE=disabled ray start …",
@@ -197,23 +191,23 @@ def _refusal(address: str, error: Exception) -> UsageError:
 
 
 def _lines_of(error: BaseException) -> list[str]:
-    """Return the lines of an error's text that are not empty; at least one."""
+    """Return the non-empty lines of an error's text; at least one."""
     return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
 
 
 def check_reachable(address: str) -> None:
-    """Raise UsageError if no cluster answers at an address, or one that refuses this run. Ray itself would try again
-    for minutes, and hear no Ctrl-C."""
+    """Raise UsageError if no cluster answers at an address, or if it refuses this run. Ray itself would retry for
+    minutes and ignore Ctrl-C."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
-        return  # a word that Ray knows: `auto`, `local`
+        return  # one of Ray's keywords: `auto`, `local`
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--ray-address {address}: nothing answers there ({reason}).", _NO_CLUSTER) from None
     ray = load_ray()
-    # With the mode `token` and no token, this would end the process; `init` checks that, and does not.
+    # In the mode `token` without a token, GcsClient would end the process; `init` reports it instead.
     if ray.is_initialized() or os.environ.get(_AUTH_MODE, "").lower() == "token":
         return
     client = getattr(importlib.import_module("ray._raylet"), "GcsClient", None)
@@ -226,14 +220,14 @@ def check_reachable(address: str) -> None:
 
 
 def explain_failure(error: BaseException) -> Death:
-    """Return how a task of Ray's died that gave no answer; UsageError or WorkerError, with its node, if another try
-    would fail as well. Whatever ended it, a document is never suspected for it: where that matters, documents are
-    encoded in a process whose exit code is seen (`RunProcess` in worker.py). Only a shortage of memory is told apart,
-    because the batch is then tried alone."""
+    """Return how a Ray task without a result died; raise UsageError or WorkerError, naming the node, if a retry would
+    fail as well. Such a death never makes a document suspect: to find one, documents are encoded in a process whose
+    exit code is known (`RunProcess` in worker.py). Only a shortage of memory is distinguished, because the batch is
+    then tried alone."""
     exceptions = load_ray().exceptions
     match error:
         case exceptions.OutOfMemoryError():
-            return Death(DeathKind.OUT_OF_MEMORY, "was ended by Ray, because its node was short of memory")
+            return Death(DeathKind.OUT_OF_MEMORY, "was ended by Ray because its node was short of memory")
         case (
             exceptions.NodeDiedError()
             | exceptions.ObjectLostError()
@@ -255,7 +249,7 @@ def explain_failure(error: BaseException) -> Death:
 
 
 def _node_of(error: BaseException) -> str:
-    """Return the name and the address of the node that an error of Ray's comes from: only its text has it."""
+    """Return the name and address of the node that an error of Ray's comes from, found in its text."""
     found = _ADDRESS.search(str(error))
     if found is None:
         return "(unknown)"
@@ -274,17 +268,16 @@ class _LogHandler(logging.Handler):
         self.take_lines({"lines": [record.getMessage()]})
 
     def take_lines(self, data: dict[str, Any], ignore_prefix: bool = False) -> None:
-        """Receive what Ray would print: a dictionary with `lines`."""
+        """Receive Ray's output: a dictionary with `lines`."""
         for text in data.get("lines", []):
-            lines = str(text).strip().splitlines()  # the rest are dumps of a node's state
+            lines = str(text).strip().splitlines()  # after the first line come dumps of a node's state
             if lines:
                 self._observer.tell(Event("ray", lines[0][:500], loud=False))
 
 
 @contextlib.contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Keep the handlers of signals. Ray's handler of SIGTERM exits; if that happens meanwhile, ours is called in its
-    place."""
+    """Restore our signal handlers afterwards. If Ray's handler of SIGTERM exits meanwhile, call ours instead."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,30 +1,28 @@
-"""Run a schedule on a Ray cluster: batches are encoded, and files written and sealed, by tasks on its nodes.
+"""Run a schedule on a Ray cluster: tasks on its nodes encode batches, and write and seal files.
 
-The driver, which is the parent of a run, decides everything, as with the local executor. It sees lengths, boundaries
-and cursors.
+The driver, which is the parent of a run, decides everything, as with the local executor. It sees only lengths,
+boundaries and cursors.
 
-- **Encoding.** A task encodes a few batches and returns two objects: what the driver has to know, and the
-  tokens, which stay in the object store of the node. A schedule's worker is an attempt: such a task, and
-  later the object with its tokens. Several batches in one task, because a task takes the driver a
-  millisecond.
-- **Writing.** `place` only notes where tokens belong. Who seals a file (file_tasks.py) is given references to
-  all that belongs into it, fetches them one after the other, writes the file and seals it: so what it reads
-  back is still in its node's memory, and a store that is no folder needs no file but one on that node's
-  disk.
-- **Bounded.** What is encoded and not written may take half of what all object stores hold. So if much waits
-  for the end of one file, a part of it is written early, where all nodes see the same folder. Elsewhere what
-  is placed is not counted, and Ray itself moves it to the disks of the nodes when their stores are full.
-- **Deaths.** Ray retries nothing (`max_retries=0`), because the schedule has to know of every death. If a
-  task dies, or an object is lost with its node, the schedule has its batches encoded again: from the first
-  block that is missing, with the same tokens. The batches of a task that had several get a task each: if it
-  was one of them that ended it, the schedule will know which. Bytes that are written twice are the same.
-  Which document ended a task is found by a local executor on the node (worker.py).
-- **Streams** (pipes, compressed files) are read by the driver, and can't be read again. So it keeps their
-  text until it is written, and that is limited as with the local executor (`window_bytes`).
-- **More tasks than cores.** There are always as many tasks waiting as running. From a network, two run for
-  each core, and each fetches all its batches at once: while one fetches the other encodes.
+- **Encoding.** A task encodes a few batches and returns two objects: the metadata, which the driver fetches, and the
+  tokens, which stay in the node's object store. A worker of the schedule is an `Attempt`: such a task, and later the
+  object with its tokens. A task has several batches because it costs the driver a millisecond.
+- **Writing.** `place` only records where tokens belong. The process that seals a file (file_tasks.py) gets references
+  to all its tokens, fetches them one after the other, writes the file and seals it: the data it hashes is still in its
+  node's memory, and a bucket needs a file only on that node's disk.
+- **Bounded memory.** Unwritten tokens may fill half of all object stores. If much waits for the end of one file, a part
+  of it is written early, provided that all nodes see the same folder. Otherwise placed tokens are not counted, and Ray
+  spills them to the disks of the nodes when their stores are full.
+- **Deaths.** Ray retries nothing (`max_retries=0`), because the schedule has to know of every death. If a task dies, or
+  an object is lost with its node, the schedule has its batches encoded again from the first missing block, with the
+  same tokens. If the task had several batches, each of them gets a separate task, so that the schedule learns which one
+  is to blame. Bytes may be written twice, but they are the same. A local executor on the node finds the document that
+  ends a task (worker.py).
+- **Streams** (pipes, compressed files) are read by the driver and can't be read again. So it keeps their text until it
+  is written, up to `window_bytes`, as the local executor does.
+- **More tasks than cores.** As many tasks wait as run. From a network two tasks run per core, each fetching all its
+  batches in parallel: one encodes while the other fetches.
 
-If the driver dies its tasks and objects go with it, and the same command resumes from the manifest.
+If the driver dies, its tasks and objects end with it, and the same command resumes from the manifest.
 """
 
 from __future__ import annotations
@@ -63,18 +61,18 @@ from fineweb_shards.units import show_number_of
 _REMOTE_TASKS_PER_CORE = 2
 _BATCHES = 4  # in a task
 _ALL = 2**62  # no limit
-# The shares of the window, and of the object stores, from which on a part of a file is written early.
+# A part of a file is written early beyond these shares of the window and of the object stores.
 _MUCH = 0.5
 _MUCH_OF_A_FILE = 0.25
 _LISTEN_SECONDS = 1.0
 _LOOK_EVERY_SECONDS = 5.0
-_WRITTEN = completed(None)  # at the latest when the file is sealed
+_WRITTEN = completed(None)  # true by the time the file is sealed
 
 
 class RayExecutor(ScheduledExecutor[Attempt]):
-    """Tokenizes with tasks on a cluster. `out` is where shards go, a folder or an address; `shared_folder`: all nodes
-    see the output folder. `window_bytes` is the most text of streams, which the driver has to keep; `most_tasks` how
-    many tasks encode at once. `quarantined` are documents that earlier runs left out."""
+    """Tokenizes with tasks on a cluster. `out` is the folder or address for the shards; `shared_folder`: all nodes see
+    that folder. `window_bytes` limits the text of streams that the driver keeps; `most_tasks` limits the tasks that
+    encode at once. `quarantined` are documents that earlier runs left out."""
 
     def __init__(
         self,
@@ -101,10 +99,10 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._nodes: list[Node] = []
         self._next_look = 0.0  # at the nodes
         self._tasks_at_once = 0  # that the nodes can run
-        self._capacity_bytes = 0  # of tokens that may wait in their object stores
+        self._capacity_bytes = 0  # for tokens waiting in the object stores
         self._run = f"{RUN_PREFIX}{uuid.uuid4().hex}"
         self._numbers = 0  # of tasks so far
-        self._running: dict[int, Attempt] = {}  # by the number of the task
+        self._running: dict[int, Attempt] = {}  # by task number
         self._expected_bytes = 0  # the text that they encode
         self._unwritten = Unwritten(spec.vocabulary.dtype.itemsize)
         self._files = NodeTasks(
@@ -124,7 +122,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _start(self) -> None:
         self._cluster.connect()
         mark = secrets.token_hex(16) if self._shared_folder else None
-        if mark is not None:  # which nodes have to find in the output folder
+        if mark is not None:  # nodes have to find it in the output folder
             make_folder(self._spec.store.folder / WORK_FOLDER)
             write_quickly(self._spec.store.folder / WORK_FOLDER / MARK_FILE, mark.encode())
         files = board.pack_vocabulary(self._spec.vocabulary)
@@ -140,7 +138,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._ask_for_news()
 
     def _look_at_nodes(self) -> None:
-        """Count the nodes and what they can do together, if that was not done a moment ago."""
+        """Count the nodes and their capacity, unless that was done a moment ago."""
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -152,13 +150,13 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._capacity_bytes = sum(node.store_bytes for node in self._nodes) // 2
         self._files.set_nodes(node.id for node in self._nodes)
         if before and before != len(self._nodes):
-            text = f"{show_number_of(len(self._nodes), 'node')} of Ray; before: {before}"
+            text = f"the cluster has {show_number_of(len(self._nodes), 'node')}; before: {before}"
             self._observer.tell(Event("nodes", text))
         none = None if self._nodes else "no node of the cluster has a core: waiting for one"
         self._observer.set_wait("nodes", none)
 
     def __exit__(self, *exception: object) -> None:
-        if self._cluster.is_shared:  # otherwise all of it goes with the connection
+        if self._cluster.is_shared:  # otherwise closing the connection ends all this
             for attempt in self._running.values():
                 load_ray().cancel(attempt.tokens, force=True)
             self._files.close()
@@ -177,8 +175,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     @property
     def used_bytes(self) -> int:
-        """What the driver has, and the tokens in the object stores. What processes on the nodes use is Ray's to tell:
-        `ray status`, or its dashboard."""
+        """The memory of the driver, and the tokens in the object stores. `ray status` and Ray's dashboard show what
+        the processes on the nodes use."""
         used = own_memory_bytes() + self._unwritten.unplaced_bytes + self._unwritten.placed_bytes
         self._peak_bytes = max(self._peak_bytes, used)
         return used
@@ -194,17 +192,17 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     def _give_out(self) -> None:
         self._look_at_nodes()
-        # The largest part of a file is written early, if what waits for the end of its file takes much space.
+        # If tokens that wait for the end of their file take much space, write the largest part early.
         path, size_bytes = self._unwritten.fullest() if self._shared_folder else (None, 0)
         is_full = self._schedule.in_flight_bytes > _MUCH * self._window_bytes and not self._files.is_running
         if path is not None and (is_full or size_bytes > _MUCH_OF_A_FILE * self._capacity_bytes):
             self._files.add(self._next_number(), None, self._unwritten.take(path))
         self._files.start_all()
-        # Start tasks that encode, until as many wait as can run, or until there are as many as allowed.
+        # Start encoding tasks until as many wait as can run, or up to the limit.
         most = min(2 * max(1, self.workers), self._most_tasks or _ALL)
         while len(self._running) < most and self._has_batch():
             attempt = Attempt(self._next_number())
-            # Several batches, once all cores have work, or if they have to be fetched.
+            # Several batches once all cores have work, or if they have to be fetched.
             several = self._remote or len(self._running) >= self.workers
             attempt.orders = self._give_batches(attempt, self._batches if several else 1)
             if not attempt.orders:
@@ -216,14 +214,14 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             self._expect(encoded, partial(self._finish_attempt, attempt))
 
     def _has_batch(self) -> bool:
-        """Return whether there is a batch to give out now; take one from the listing if it fits."""
+        """Return whether a batch can be assigned now; take one from the listing if it fits."""
         if self._schedule.next_pending is not None:
             return True
-        # The object stores need space for its tokens, and for those of the batches under way.
+        # The object stores need space for its tokens, and for those of the batches in flight.
         held = self._unwritten.unplaced_bytes + (self._unwritten.placed_bytes if self._shared_folder else 0)
         fits = held + self._expected_bytes < self._capacity_bytes
         fits = fits and self._schedule.in_flight_bytes < self._window_bytes
-        if not fits and (self._running or self._files.is_running):  # otherwise nothing would ever happen
+        if not fits and (self._running or self._files.is_running):  # otherwise the run would never continue
             return False
         return self._take_batch()
 
@@ -241,7 +239,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         return self._numbers
 
     def _expect(self, reference: Any, handle: Callable[[Future[Any]], None]) -> None:
-        """Have `handle` called, by `_listen`, with the future of a task's result when that is done."""
+        """Have `_listen` call `handle` with the future of a task's result once it is done."""
         reference.future().add_done_callback(lambda future: self._inbox.put(partial(handle, future)))
 
     def _listen(self) -> None:
@@ -261,7 +259,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _receive_news(self, future: Future[list[board.News]]) -> None:
         try:
             news = future.result()
-        except load_ray().exceptions.RayError as error:  # it is started again, and what it knew was not vital
+        except load_ray().exceptions.RayError as error:  # Ray restarts it; the lost news was not vital
             self._observer.tell(Event("ray", f"the run's board: {explain_failure(error).description}"))
             news = []
         self._ask_for_news()
@@ -303,7 +301,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._dismiss_idle(attempt)
 
     def _handle_death(self, attempt: Attempt, death: Death) -> None:
-        """Take back the batches of a task that died. Only if it had a single one, it is known on which."""
+        """Take back the batches of a task that died. If it had several, any of them may be to blame."""
         self._observer.tell(Event("worker", f"a task {death.description}; its batches are encoded again"))
         if len(attempt.orders) > 1:
             self._schedule.remove_worker(attempt, suspects=True)
@@ -314,14 +312,14 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._unwritten.lose(attempt)
         if not self._schedule.note_death(attempt, death):
             return
-        # All batches were taken back, those as well whose tokens are in the store.
+        # All batches were taken back, even those whose tokens are in the store.
         for other in self._running.values():
             load_ray().cancel(other.tokens, force=True)
             self._waits.end(other.number)
         self._running.clear()
         self._expected_bytes = 0
         for holder in {block.attempt for block in self._unwritten.blocks.values()}:
-            if holder is not None and holder.orders:  # not those that the driver has put there
+            if holder is not None and holder.orders:  # without orders: the driver stored the tokens itself
                 self._unwritten.lose(holder)
 
     def _abandon_output(self) -> None:
@@ -337,7 +335,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         if isinstance(tokens, HeldTokens):
             self._schedule.place(tokens, placements, last=last)
             key, size_bytes = (tokens.batch, tokens.block), self._size_bytes(tokens)
-        elif placements:  # into the object store of the driver's node, where they can't be lost: as much as is placed
+        elif placements:  # store only the placed tokens, on the driver's node, where they can't be lost
             tokens, placements = cut_out(tokens, placements)
             attempt = Attempt(self._next_number(), tokens=load_ray().put([tokens]))
             key, size_bytes, last = (-1, attempt.number), tokens.nbytes, True
@@ -374,15 +372,15 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             self._dismiss_idle(attempt)
 
     def _dismiss_idle(self, attempt: Attempt) -> None:
-        """Forget an attempt that has no tokens any more; Ray frees its object."""
+        """Forget an attempt without tokens, so that Ray frees its object."""
         if not attempt.keys and attempt.number not in self._running:
             self._schedule.dismiss(attempt)
 
     def _note_losses(self, attempts: Iterable[Attempt]) -> None:
-        """Have tokens made again that were lost with their node."""
-        lost = [attempt for attempt in attempts if attempt.keys]  # of the others it is known already
+        """Have tokens that were lost with their node encoded again."""
+        lost = [attempt for attempt in attempts if attempt.keys]  # the others were noticed before
         if lost:
-            text = f"the tokens of {show_number_of(len(lost), 'task')} are lost with their node"
+            text = f"the tokens of {show_number_of(len(lost), 'task')} were lost with their node"
             self._observer.tell(Event("worker", f"{text}; they are encoded again"))
         for attempt in lost:
             if attempt.keys:
@@ -390,14 +388,14 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
 
 def cut_out(tokens: Tokens, placements: Sequence[Placement]) -> tuple[Tokens, list[Placement]]:
-    """Return the tokens from the first that is placed up to the last one, and the same placements of these."""
+    """Return the tokens between the first and the last placed one, and the placements relative to these."""
     first = min(int(one.ranges[0, 0]) for one in placements)
     end = max(int(one.ranges[-1, 1]) for one in placements)
     return tokens[first:end], [replace(one, ranges=one.ranges - first) for one in placements]
 
 
 def _by_value(order: WorkOrder) -> WorkOrder:
-    """Return an order that holds its bytes, if it has any: another machine has no access to ours."""
+    """Return the order with any shared bytes copied into it: another machine can't access ours."""
     payload = order.batch.payload
     if not isinstance(payload, SharedBytes):
         return order

@@ -1,17 +1,16 @@
-"""Have files written and sealed on the nodes: start each task when it can be, again if its process dies.
+"""Write and seal files on the nodes: start each task as soon as possible, and again if its process dies.
 
-`Unwritten` keeps which tokens belong where, until they are written: blocks by batch and number, placements by file. Who
-has the tokens of a block now is an Attempt; if that is lost, the block waits until another one has made them again.
+`Unwritten` records where tokens belong until they are written: blocks by batch and number, placements by file. An
+`Attempt` holds the tokens of its blocks; if it is lost, they wait until another attempt has encoded them again.
 
-A task waits until all tokens that it writes are there, and until parts of its file that are written early are written.
+A task starts when all its tokens are available and the early parts of its file are written.
 
-The processes that do it are actors and not Ray tasks: Ray ends processes that had nothing to do for a second, and
-starting one takes a second of processor time, which a shard every few seconds would cost each time. They take no core
-of their node's, so a file never waits for batches. If one dies Ray starts it again. A node gets one when all others
-have something to do.
+The processes are actors, not Ray tasks: Ray ends processes that were idle for a second, and starting one takes a second
+of processor time, which every shard would cost. They occupy no core of their node, so a file never waits for batches.
+Ray restarts one that dies. A node gets one when all others are busy.
 
-Ray takes 15 seconds to notice that a node is gone. So where a task has died no other is started for a while, if there
-is any other node.
+Ray takes 15 seconds to notice that a node is gone. So after a task has died, its node is avoided for a while if there
+is any other.
 """
 
 from __future__ import annotations
@@ -26,14 +25,7 @@ from functools import partial
 from typing import Any
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.messages import (
-    FileOrder,
-    FileResult,
-    FileWork,
-    StoredTokens,
-    WorkOrder,
-    describe_work,
-)
+from fineweb_shards.executors.messages import FileOrder, FileResult, FileWork, StoredTokens, WorkOrder, describe_work
 from fineweb_shards.executors.ray.cluster import explain_failure, load_ray
 from fineweb_shards.executors.ray.worker import FileProcess
 from fineweb_shards.executors.scheduled_executor import Waits
@@ -45,18 +37,18 @@ from fineweb_shards.types import Placement
 Key = tuple[int, int]  # the numbers of a batch and of its block
 Expect = Callable[[Any, Callable[[Future[Any]], None]], None]
 _PAUSE_SECONDS = 1.0
-_AT_ONCE = 4  # files, on a node
+_AT_ONCE = 4  # files on a node
 _AVOID_SECONDS = 60.0
 
 
 @dataclass(eq=False)
 class Attempt:
-    """A task that encodes batches; later the object in Ray's store that has their tokens."""
+    """A task that encodes batches; later the object in Ray's store with their tokens."""
 
     number: int
     orders: tuple[WorkOrder, ...] = ()
     tokens: Any = None  # the reference to that object
-    keys: set[Key] = field(default_factory=set)  # of its blocks that are not written yet
+    keys: set[Key] = field(default_factory=set)  # of its unwritten blocks
 
     @property
     def text_bytes(self) -> int:
@@ -65,14 +57,14 @@ class Attempt:
 
 @dataclass(eq=False)
 class StoredBlock:
-    """The tokens of a block: number `array` of what its attempt has."""
+    """The tokens of a block: array number `array` of its attempt."""
 
     key: Key
     size_bytes: int
-    attempt: Attempt | None = None  # None: they were lost
+    attempt: Attempt | None = None  # None: the tokens were lost
     array: int = 0
-    left: int | None = None  # placements that are not written yet; None: it is not known where any of it belongs
-    is_placed: bool = False  # there will be no more of them
+    left: int | None = None  # unwritten placements; None: there was no placement yet
+    is_placed: bool = False  # no more placements will come
 
     @property
     def is_written(self) -> bool:
@@ -81,7 +73,7 @@ class StoredBlock:
 
 @dataclass(frozen=True)
 class Share:
-    """What of a block belongs into one file."""
+    """The part of a block that belongs in one file."""
 
     block: StoredBlock
     placement: Placement
@@ -89,18 +81,18 @@ class Share:
 
 
 class Unwritten:
-    """All blocks whose tokens are in Ray's store, of `token_bytes` each."""
+    """All blocks with tokens in Ray's store, of `token_bytes` each."""
 
     def __init__(self, token_bytes: int) -> None:
         self._token_bytes = token_bytes
         self.blocks: dict[Key, StoredBlock] = {}
-        self.unplaced_bytes = 0  # of blocks of which it is not known where they belong
+        self.unplaced_bytes = 0  # of blocks without placements
         self.placed_bytes = 0
-        self._shares: dict[str, list[Share]] = {}  # by file, in order; no file task has them yet
+        self._shares: dict[str, list[Share]] = {}  # by file, in order; not yet given to a file task
         self._waiting_bytes: dict[str, int] = {}  # of those, by file
 
     def receive(self, key: Key, attempt: Attempt, array: int, size_bytes: int) -> StoredBlock:
-        """Note that an attempt has the tokens of a block; perhaps in place of one that was lost."""
+        """Note that an attempt has the tokens of a block, perhaps in place of a lost attempt."""
         block = self.blocks.get(key)
         if block is None or block.left is None:
             self.forget([key])
@@ -111,8 +103,7 @@ class Unwritten:
         return block
 
     def place(self, key: Key, size_bytes: int, placements: Sequence[Placement], *, last: bool = True) -> StoredBlock:
-        """Note where tokens of a block belong, whether they are there or were lost; after the `last` ones there are no
-        more."""
+        """Note where tokens of a block belong, even if they are lost. After the `last` call no more placements come."""
         block = self.blocks.get(key)
         if block is None:
             block = self.blocks[key] = StoredBlock(key, size_bytes)
@@ -130,7 +121,7 @@ class Unwritten:
         return block
 
     def take(self, path: str, end: int | None = None) -> list[Share]:
-        """Return and remove what belongs into a file, or what belongs before its byte `end`."""
+        """Remove and return the shares of a file, or only those before its byte `end`."""
         shares = self._shares.pop(path, [])
         taken = [share for share in shares if end is None or share.placement.begin < end]
         later = [share for share in shares if end is not None and share.placement.begin >= end]
@@ -141,7 +132,7 @@ class Unwritten:
         return taken
 
     def fullest(self) -> tuple[str | None, int]:
-        """Return the file that most bytes wait for, and how many."""
+        """Return the file with the most waiting bytes, and their number."""
         path = max(self._waiting_bytes, key=self._waiting_bytes.__getitem__, default=None)
         return path, self._waiting_bytes[path] if path is not None else 0
 
@@ -152,14 +143,14 @@ class Unwritten:
         return block.is_written
 
     def lose(self, attempt: Attempt) -> None:
-        """Note that the tokens of an attempt are lost. Blocks that were not placed will be received again."""
+        """Note that the tokens of an attempt are lost. Unplaced blocks will be received again."""
         self.forget([key for key in attempt.keys if self.blocks[key].left is None])
         for key in attempt.keys:
             self.blocks[key].attempt = None
         attempt.keys.clear()
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Forget blocks: they are written, or nobody needs them."""
+        """Forget blocks that are written or not needed."""
         for key in keys:
             block = self.blocks.pop(key, None)
             if block is None:
@@ -172,8 +163,7 @@ class Unwritten:
                 block.attempt.keys.discard(key)
 
     def abandon(self) -> list[StoredBlock]:
-        """Forget the blocks of which it is not known where they belong: nobody will say so any more. Return those of
-        which a part was placed, and is written."""
+        """Forget the unplaced blocks: no more placements will come. Return partly placed blocks that are written."""
         self.forget([key for key, block in self.blocks.items() if block.left is None])
         partly = [block for block in self.blocks.values() if not block.is_placed]
         for block in partly:
@@ -186,17 +176,17 @@ class NodeTask(FileTask):
     """A file task, and the tokens that it writes."""
 
     shares: Sequence[Share] = ()
-    after: Sequence[NodeTask] = ()  # parts of the file that are written early
-    attempts: list[Attempt] = field(default_factory=list)  # that have the tokens, while it is running
+    after: Sequence[NodeTask] = ()  # the early parts of the file
+    attempts: list[Attempt] = field(default_factory=list)  # that have the tokens, while the task runs
     running: bool = False
-    node: str = ""  # where it runs, or has run last
+    node: str = ""  # where it runs, or ran last
     not_before: float = 0.0  # a process that died takes a moment to start again
 
 
 class NodeTasks:
-    """All file tasks that are not done, and the processes on nodes that do them. `run` is the name of the run's board;
-    `expect` has a function called, later, with the future of a Ray task; `on_written` gets what a task has written,
-    `on_lost` the attempts whose tokens are lost. `creates`: nodes don't see the output folder, so each makes its file
+    """All unfinished file tasks, and the processes on the nodes that do them. `run` is the name of the run's board;
+    `expect` registers a callback for a Ray task's future; `on_written` gets the shares that a task has written,
+    `on_lost` the attempts whose tokens are lost. `creates`: nodes don't see the output folder, so each creates its file
     on its own disk."""
 
     def __init__(
@@ -219,9 +209,9 @@ class NodeTasks:
         self._waits = waits
         self._tasks: dict[int, NodeTask] = {}  # by number
         self._nodes: list[str] = []
-        self._processes: dict[str, Any] = {}  # actors, by node; those that have had a task
+        self._processes: dict[str, Any] = {}  # actors, by node
         self._busy: Counter[str] = Counter()  # tasks, by node
-        self._avoided: dict[str, float] = {}  # nodes where a task died, and until when
+        self._avoided: dict[str, float] = {}  # nodes where a task died, with the end of the time to avoid them
 
     def __contains__(self, number: int) -> bool:
         return number in self._tasks
@@ -231,7 +221,7 @@ class NodeTasks:
         return any(task.running for task in self._tasks.values())
 
     def set_nodes(self, nodes: Iterable[str]) -> None:
-        """Have files finished on these nodes, and on no other."""
+        """Finish files only on these nodes."""
         self._nodes = list(dict.fromkeys(nodes))
         self._processes = {node: self._processes[node] for node in self._nodes if node in self._processes}
 
@@ -240,10 +230,9 @@ class NodeTasks:
             load_ray().kill(process)
 
     def add(self, number: int, work: FileWork | None, shares: Sequence[Share] = ()) -> Future[Any]:
-        """Add a task: write these shares, then finish the file. If it seals a file, it waits for the parts of it that
-        are written early."""
+        """Add a task: write these shares, then finish the file. Sealing a file waits for its early parts."""
         path = str(work.path) if isinstance(work, Segment | PileWork) else None
-        # All that was to be written into piles is with the first of several orders for them.
+        # The first of several orders for piles has all their shares: later ones wait for it.
         writes = (task for task in self._tasks.values() if task.work is None or isinstance(work, PileWork))
         after = [task for task in writes if task.shares and task.shares[0].placement.path == path]
         task = self._tasks[number] = NodeTask(number, work, shares=shares, after=after)
@@ -255,7 +244,7 @@ class NodeTasks:
             self._start(task)
 
     def _start(self, task: NodeTask) -> None:
-        """Have a task done on the node with the fewest, unless it is running, or needs something that is not there."""
+        """Start a task on the node with the fewest, unless it is running or lacks something."""
         now = time.monotonic()
         if not self._nodes or task.running or now < task.not_before:
             return
@@ -299,15 +288,14 @@ class NodeTasks:
         try:
             result: FileResult = pickle.loads(future.result())
         except load_ray().exceptions.RayError as error:
-            # It is done again; WorkerError after too many times.
             death, now = explain_failure(error), time.monotonic()
             task.not_before = now + _PAUSE_SECONDS
-            # A node has several at once: one line on the screen is enough for all that it takes along.
+            # A node runs several tasks: one line on the screen is enough if it takes all of them with it.
             is_first = task.node not in self._avoided
             self._avoided[task.node] = now + _AVOID_SECONDS
-            text = f"a process that was to {describe_work(task.work)} {death.description}; another one does it"
+            text = f"a process that was to {describe_work(task.work)} {death.description}; the work is repeated"
             self._observer.tell(Event("worker", text, loud=is_first))
-            task.note_death(death)
+            task.note_death(death)  # WorkerError after too many
             return
         if result.lost:
             self._on_lost(attempts[index] for index in result.lost)
@@ -316,5 +304,5 @@ class NodeTasks:
         if result.error is None:
             self._on_written(task.shares)
         task.finish(result)
-        if result.error is not None and task.work is None:  # nobody waits for it but the file
+        if result.error is not None and task.work is None:  # no caller has the future of an early part
             raise result.error

@@ -1,8 +1,7 @@
-"""Do a run's tasks in Ray's worker processes: encode batches, write and seal files.
+"""Run a build's tasks in Ray's worker processes: encode batches, write and seal files.
 
-A process loads the engine once, with its first task of a run, and has no other state, so that killing it, or its node,
-costs only its task. What a node can't see of the run, a file of the input or the output folder, is an error that names
-the node.
+A process loads the engine with its first task of a run and has no other state, so killing it, or its node, costs only
+its task. If a node can't see an input file or the output folder, the error names the node.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, read_file,
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
 from fineweb_shards.types import Batch, EncodedBlock, Quarantined, Tokens
 
-MARK_FILE = "ray-run"  # in the work folder; what is in it tells a node whether it sees the driver's folder
-RUN_PREFIX = "fineweb-shards-"  # of the name of a run's board, which stands in names of files
-_SCRATCH_END = ".tmp"  # what the store finds after a run that was killed
-# A task that takes longer hangs, and its process is ended. Waits for the network or the disk come on top.
+MARK_FILE = "ray-run"  # in the work folder; its content shows a node whether it sees the driver's folder
+RUN_PREFIX = "fineweb-shards-"  # of the name of a run's board, which is part of file names
+_SCRATCH_END = ".tmp"  # the store finds such files after a run was killed
+# A task that takes longer than this, plus the longest outage, hangs: its process is ended.
 _LONGEST_TASK_SECONDS = 3600
 _STANDARD_ERROR = 2
 _ALL = 2**62  # no limit
@@ -49,7 +48,7 @@ _MAKING_PROCESS = threading.Lock()
 
 
 def encode_batches(run: str, task: int, orders: bytes) -> tuple[bytes, list[Tokens]]:
-    """Encode batches, and return a pickled TaskResult and the tokens, block by block: a Ray task."""
+    """Encode batches; return a pickled TaskResult, and the tokens block by block: a Ray task."""
     tokens: list[Tokens] = []
     try:
         encoded = _process_of(run).encode(task, pickle.loads(orders), tokens)
@@ -65,8 +64,8 @@ class FileProcess:
         self._run = run
 
     def do(self, objects: Sequence[Any], order: bytes) -> bytes:
-        """Do a pickled FileOrder with the tokens in these objects, and return a pickled FileResult. The objects come as
-        references: they are fetched one after the other, so that few are in memory at once."""
+        """Do a pickled FileOrder with the tokens in these objects; return a pickled FileResult. The objects are
+        references, fetched one after the other to save memory."""
         file_order: FileOrder = pickle.loads(order)
         try:
             result = _process_of(self._run).do(objects, file_order)
@@ -76,8 +75,8 @@ class FileProcess:
 
 
 def _process_of(run: str) -> RunProcess:
-    """Return what this process keeps between the tasks of a run. `run` is the name of the run's board."""
-    with _MAKING_PROCESS:  # an actor's first orders come in several threads at once
+    """Return this process's state for a run. `run` is the name of the run's board."""
+    with _MAKING_PROCESS:  # an actor's first orders arrive in several threads at once
         return _make_process(run)
 
 
@@ -87,19 +86,19 @@ def _make_process(run: str) -> RunProcess:
     version, data = load_ray().get(board.get_shipment.remote())
     if version != fineweb_shards.__version__:
         raise UsageError(
-            f"Node {node_name()} has fineweb_shards {fineweb_shards.__version__}, the run is of {version}.",
+            f"Node {node_name()} has fineweb_shards {fineweb_shards.__version__}, but the run has {version}.",
             "Install the same version on every node.",
         )
     return RunProcess(run, board, pickle.loads(data))
 
 
 def node_name() -> str:
-    """Return the name of this machine, with its address in the cluster."""
+    """Return the name of this machine and its address in the cluster."""
     return f"{socket.gethostname()} ({load_ray().util.get_node_ip_address()})"
 
 
 class TaskObserver(WorkerObserver):
-    """Tells the driver what happens in the current task. Threads share it."""
+    """Tells the driver what happens in the current task. Thread-safe."""
 
     def __init__(self, tell: Callable[[tuple[int, Event | messages.Waiting]], object], task: int = 0) -> None:
         super().__init__(lambda message: tell((self.task, message)))
@@ -107,7 +106,7 @@ class TaskObserver(WorkerObserver):
 
 
 class RunProcess:
-    """What a process keeps between the tasks of a run: its engine, and open files of the input."""
+    """The state of a process between the tasks of a run: its engine, and open input files."""
 
     def __init__(self, run: str, board: Any, shipment: Shipment) -> None:
         self._run = run
@@ -118,7 +117,7 @@ class RunProcess:
         apply_environment(shipment.environment)  # before the hub's clients are imported
         spec: WorkerSpec = pickle.loads(shipment.spec)
         _check_folder(spec.store.folder, shipment.mark)
-        if shipment.mark is None:  # the folder is for files that are made on this node
+        if shipment.mark is None:  # the folder is for files created on this node
             _remove_leftovers(spec.store.folder / WORK_FOLDER, run)
         self._spec = spec
         self._vocabulary_files = shipment.vocabulary_files
@@ -128,18 +127,18 @@ class RunProcess:
 
     @cached_property
     def _encoder(self) -> Encoder | TokenJoiner:
-        """Loaded with the first batch: a process may do nothing but finish files."""
+        """Loaded with the first batch: many processes only finish files."""
         with unpacked(self._spec, self._vocabulary_files) as spec:
             return spec.make_encoder()
 
     def encode(self, task: int, orders: Sequence[WorkOrder], tokens: list[Tokens]) -> TaskResult:
-        """Encode batches; put the tokens of each block into the list, unless the driver needs them."""
+        """Encode batches; append the tokens of each block to the list, unless the driver needs them."""
         self._observer.task = task
         seconds = self._spec.max_outage_seconds + _LONGEST_TASK_SECONDS
         faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
         try:
             for order in orders:
-                if not order.one_by_one:  # that is read by another process
+                if not order.one_by_one:  # such a batch is read by another process
                     self._prefetcher.prefetch(order.batch)
             batches = tuple([self._encode_batch(order, tokens) for order in orders])
         except MemoryError:
@@ -173,10 +172,10 @@ class RunProcess:
         return EncodedBatch(tuple(blocks))
 
     def _encode_in_local_executor(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
-        """Yield the blocks of a batch that has ended several tasks, without the document that did it. Ray tells that a
-        process has died, but not of what, and it matters (task.py): a document is suspected if its process crashes, and
-        never if it was killed from outside. So the batch is encoded as on a single machine. A copy of the document
-        elsewhere in the stream ends tasks as well, and is left out in the same way."""
+        """Yield the blocks of a batch that has ended several tasks, without the document to blame. Ray reports that a
+        process died, but not how, which matters (task.py): a crash makes a document suspect, a kill from outside never
+        does. So the batch is encoded as on a single machine. Other copies of the document end tasks as well, and are
+        left out in the same way."""
         quarantined = [
             Quarantined(order.batch.file, order.batch.position, 0, None, None, 0, digest, "", part=order.batch.part)
             for digest in order.skip_digests
@@ -191,15 +190,14 @@ class RunProcess:
                     yield index, block
 
     def _check_input(self, batch: Batch) -> None:
-        """Raise InputError if this node can't see the batch's file. It would be taken for a damaged one, and left out
-        with --on-bad-file skip."""
+        """Raise InputError if this node can't see the batch's file, which --on-bad-file skip would otherwise leave out
+        as damaged."""
         file = self._source.file_of(batch)
         reads_path = batch.payload is None and batch.problem is None and file.place == LOCAL
         if reads_path and not os.path.exists(file.path):
             raise InputError(
-                f"{os.path.abspath(file.path)}: this file is not there on node {node_name()}.",
-                "Put the input where all nodes see it under the same path, on a shared file system; or "
-                "into a bucket, or on the hub.",
+                f"{os.path.abspath(file.path)}: this file does not exist on node {node_name()}.",
+                "Put the input on a shared file system, under the same path on all nodes; in a bucket; or on the hub.",
             )
 
     def do(self, objects: Sequence[Any], order: FileOrder) -> FileResult:
@@ -221,8 +219,7 @@ class RunProcess:
         return messages.try_order(order, finish, lambda: f"A task on {node_name()}")
 
     def _write(self, objects: Sequence[Any], order: FileOrder, observer: Observer, path: Path | None) -> list[int]:
-        """Write the tokens, object by object, into the file at `path`, if it is not where the order says; return the
-        objects that are lost."""
+        """Write the tokens, object by object, to their files, or all to `path`. Return the lost objects."""
         ray = load_ray()
         by_object: dict[int, list[StoredTokens]] = {}
         for part in order.tokens:
@@ -245,9 +242,8 @@ class RunProcess:
 
 @contextlib.contextmanager
 def _scratch_file(path: str, run: str) -> Iterator[Path]:
-    """Make an empty file on this node, named after `path`, and remove it in the end. Nobody else has one of the same
-    name: when the line to a process breaks its order is done again, and the first one may still be running, on this
-    node."""
+    """Create an empty file on this node, named after `path`, and remove it at the end. Its name is unique: if the
+    connection to a process breaks, its order is repeated, perhaps on this node while the first attempt still runs."""
     folder, name = os.path.split(path)
     try:
         make_folder(Path(folder))
@@ -255,27 +251,27 @@ def _scratch_file(path: str, run: str) -> Iterator[Path]:
         os.close(file)
     except OSError as error:
         raise OutputError(
-            f"{path}: node {node_name()} can't make its shards there: {error.strerror}.",
-            "Name a folder that can be written on every node: --scratch DIR",
+            f"{path}: node {node_name()} can't write shards there: {error.strerror}.",
+            "Name a folder that is writable on every node: --scratch DIR",
         ) from error
     try:
         yield Path(own)
     finally:
-        with contextlib.suppress(FileNotFoundError):  # the driver may be on this machine, and be quicker
+        with contextlib.suppress(FileNotFoundError):  # the driver, if on this machine, may have removed it
             os.unlink(own)
 
 
 def _remove_leftovers(folder: Path, run: str) -> None:
-    """Remove scratch files that processes of earlier runs have left on this node when they were killed."""
+    """Remove scratch files that killed processes of earlier runs left on this node."""
     refuse_link(folder)
     for path in folder.glob(f"*.{RUN_PREFIX}*{_SCRATCH_END}"):
         if f".{run}-" not in path.name:
-            with contextlib.suppress(OSError):  # another process may do the same now
+            with contextlib.suppress(OSError):  # another process may be doing the same
                 path.unlink()
 
 
 def _check_folder(folder: Path, mark: str | None) -> None:
-    """Raise OutputError if this node does not see the output folder of the driver."""
+    """Raise OutputError if this node does not see the driver's output folder."""
     if mark is None:
         return
     try:
@@ -284,6 +280,6 @@ def _check_folder(folder: Path, mark: str | None) -> None:
         found = b""
     if found != mark.encode():
         raise OutputError(
-            f"{os.path.abspath(folder)}: on node {node_name()} this is not the folder of the run.",
-            "Use a folder that all nodes see under the same path, on a shared file system, or a bucket.",
+            f"{os.path.abspath(folder)}: on node {node_name()} this is not the run's folder.",
+            "Use a bucket, or a folder on a shared file system that all nodes see under the same path.",
         )
