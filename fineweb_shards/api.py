@@ -299,7 +299,7 @@ def export(
     """Copy finished shards into another layout, without tokenizing; or those of several folders, mixed by tokens: `mix`
     has the `folder`, `weight` and `epochs` of each."""
     words = ["export", *_words(folder), *_flags(settings), *_flags({"out": out})]
-    words += [f"--mix={fspath(one['folder'])}={one['weight']},epochs={one.get('epochs', 1)}" for one in mix]
+    words += [f"--mix={_mixed_words(number, one)}" for number, one in enumerate(mix, 1)]
     return _make(ExportResult, _run([*words, *(["--fresh", "--yes"] if fresh else [])]))
 
 
@@ -412,6 +412,17 @@ def _part_words(part: Mapping[str, Any]) -> str:
     """Return the settings of a part as `--part` has them."""
     lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in part.items()}
     return shlex.join(f"{name}={item}" for name, items in lists.items() for item in items if item is not None)
+
+
+def _mixed_words(number: int, part: Mapping[str, Any]) -> str:
+    """Return a folder to mix as `--mix` has it."""
+    hint = "Each has a folder and a weight, and may have epochs."
+    for key in ("folder", "weight"):
+        if key not in part:
+            raise UsageError(f"mix: part {number} has no {key}.", hint)
+    for key in part.keys() - {"folder", "weight", "epochs"}:
+        raise UsageError(f"mix: part {number}: unknown key {key!r}.", hint)
+    return f"{fspath(part['folder'])}={part['weight']},epochs={part.get('epochs', 1)}"
 
 
 def _is_paths(value: object) -> bool:

@@ -25,7 +25,7 @@ from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.page import closing_lines, write_report
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
-from fineweb_shards.run.output_text import training_error
+from fineweb_shards.run.output_text import empty_part_error, training_error
 from fineweb_shards.run.plan import check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import resume_text, short_lines
 from fineweb_shards.run.shuffle import (
@@ -322,7 +322,7 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
             _place_sections(job, sections, packer, output, running.disk, progress)
         # Of a segment that is not full no file has its name yet.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):
-            raise error
+            raise empty_part_error(job.config.mix, progress.shares) or error
         manifest = output.finish()
     job.source.release_before(job.source.ends)
     return manifest
