@@ -71,13 +71,15 @@ class Source:
             batches = chain.from_iterable(self._batches_or_problem(file, start) for file in files)
             yield from batches if kind is None else _join_small(batches, self.settings.batch_bytes)
 
-    def _joined_kind(self, file: InputFile) -> bool | None:
-        """Return what files must have in common to be in one batch: the split that they may be meant for; None if a
-        file is large, or not simply read by a worker."""
+    def _joined_kind(self, file: InputFile) -> int | None:
+        """Return what files must have in common to be in one batch: the epoch, which a cursor in it would not show
+        otherwise (-1: for validation); None if a file is large, or not simply read by a worker."""
         is_small = file.size_bytes <= self.settings.batch_bytes * _SMALL_SHARE
         is_plain = file.place == LOCAL and FORMATS[file.format].is_text
         is_joined = is_small and is_plain and not self.reader_of(file).by_value(file)
-        return file.for_validation if is_joined else None
+        if not is_joined:
+            return None
+        return -1 if file.for_validation else (file.index - self.val_files) // (len(self.files) - self.val_files)
 
     def _batches_or_problem(self, file: InputFile, start: Cursor) -> Iterator[Batch]:
         """Yield the batches of one file; with `--on-bad-file skip`, a problem instead of an error."""
