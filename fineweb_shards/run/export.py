@@ -55,13 +55,25 @@ from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.definition import copy_definition
-from fineweb_shards.types import Counts, Cursor, Cursors, ShardRecord, ShardSlice, Split, TokenBlock
+from fineweb_shards.types import (
+    Counts,
+    Cursor,
+    Cursors,
+    Positions,
+    Ranges,
+    ShardRecord,
+    ShardSlice,
+    Split,
+    TokenBlock,
+    Tokens,
+)
 from fineweb_shards.watching.run_files import PASS_NAMES
 from fineweb_shards.writing.piles import PileOutput, make_pile_packer
 from fineweb_shards.writing.placement import Output, begin_output, make_packer
 
 # The settings that an export may change; all others describe the documents, and are kept.
 OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "shuffle")
+_SLICED_TOKENS = 350  # of a document, on average: longer ones are sliced and joined, shorter ones indexed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,11 +339,13 @@ def _gather(section: Section, slices: list[ShardSlice], shard_format: ShardForma
     would take longer."""
     if len(section.blocks) < 2 or not slices:
         return section, slices
-    data: list[Any] = [shard_format.to_bytes(np.asarray(block.tokens)) for block in section.blocks]
-    # Through `map` and `join`, a document takes half the time that slices of arrays would take.
-    holders = map(data.__getitem__, np.concatenate([part.holders for part in slices]).tolist())
-    begins, ends = shard_format.size_bytes(np.concatenate([part.ranges for part in slices])).T.tolist()
-    joined = shard_format.from_bytes(b"".join(map(getitem, holders, map(slice, begins, ends))))
+    blocks = [np.asarray(block.tokens) for block in section.blocks]
+    joined = _join(
+        blocks,
+        np.concatenate([part.holders for part in slices]),
+        np.concatenate([part.ranges for part in slices]),
+        shard_format,
+    )
     gathered, done = [], 0
     for part in slices:
         ranges = np.array([[done, done + part.tokens]] * (part.tokens > 0), np.int64).reshape(-1, 2)
@@ -339,6 +353,27 @@ def _gather(section: Section, slices: list[ShardSlice], shard_format: ShardForma
         done += part.tokens
     first = section.blocks[0]
     return Section.of(TokenBlock(first.start, first.end, joined, NO_POSITIONS)), gathered
+
+
+def _join(blocks: list[Tokens], holders: Positions, ranges: Ranges, shard_format: ShardFormat) -> Tokens:
+    """Return the tokens in ranges of some blocks, one after the other. A slice takes 0.7 µs, however long it is, and an
+    index 2 ns per token."""
+    tokens = int((ranges[:, 1] - ranges[:, 0]).sum())
+    if tokens >= _SLICED_TOKENS * len(ranges):
+        data: list[Any] = [shard_format.to_bytes(block) for block in blocks]
+        # Through `map` and `join`, a document takes half the time that slices of arrays would take.
+        sources = map(data.__getitem__, holders.tolist())
+        begins, ends = shard_format.size_bytes(ranges).T.tolist()
+        return shard_format.from_bytes(b"".join(map(getitem, sources, map(slice, begins, ends))))
+    firsts = np.cumsum([0, *map(len, blocks)])[:-1]  # the place of each block, if they come one after the other
+    begins, ends = (ranges + firsts[holders][:, None]).T
+    # From one token to the next it is a step of 1, but where a range begins.
+    places = np.cumsum(ends - begins) - (ends - begins)
+    steps = np.ones(tokens, np.int64)
+    steps[places] = begins
+    steps[places[1:]] -= ends[:-1] - 1
+    joined: Tokens = np.concatenate(blocks).take(np.cumsum(steps, out=steps))
+    return joined
 
 
 def _sections(source: ExportSource, manifest: Manifest) -> Iterator[Section]:
