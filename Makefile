@@ -19,7 +19,7 @@ TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(na
 
 .DEFAULT_GOAL := help
 TARGETS := help shards plan status report verify test test-all test-rest test-lowest soak check bench bench-hub \
-  bench-line bench-bucket bench-tokenizers bench-control bench-ray cluster-demo dist try-dist lock clean
+  bench-line bench-bucket bench-mix bench-tokenizers bench-control bench-ray cluster-demo dist try-dist lock clean
 .PHONY: $(TARGETS)
 # Before anything runs: `make shards sample-10BT` would build the demo first.
 UNKNOWN := $(filter-out $(TARGETS) .venv/run .venv/dev .venv/full,$(MAKECMDGOALS))
@@ -100,6 +100,9 @@ bench-line: .venv/full ## the same files from the disk and over a line like that
 
 bench-bucket: .venv/full ## the same build into a folder and into a bucket on loopback
 	@$(BIN)/python benchmarks/bucket.py $(ARGS)
+
+bench-mix: .venv/full ## a mix beside its parts one after the other, and export --mix beside export
+	@$(BIN)/python benchmarks/mix.py $(ARGS)
 
 bench-tokenizers: .venv/full ## every tokenizer: its own library, and this program with it
 	@$(BIN)/python benchmarks/tokenizer_speed.py $(ARGS)
