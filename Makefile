@@ -19,7 +19,7 @@ TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(na
 
 .DEFAULT_GOAL := help
 TARGETS := help shards plan status report verify test test-all test-rest test-lowest soak check bench bench-hub \
-  bench-line bench-bucket bench-tokenizers bench-control bench-shuffle bench-ray cluster-demo \
+  bench-line bench-bucket bench-mix bench-shuffle bench-tokenizers bench-control bench-ray cluster-demo \
   dist try-dist lock clean
 .PHONY: $(TARGETS)
 # Checked before anything runs: `make shards sample-10BT` would build the demo first.
@@ -103,6 +103,9 @@ bench-line: .venv/full ## compare the disk with a hub behind a simulated interne
 
 bench-bucket: .venv/full ## compare writing to a folder and to a bucket on this machine
 	@$(BIN)/python benchmarks/bucket.py $(ARGS)
+
+bench-mix: .venv/full ## compare a mix with its parts one after the other, and export --mix with export
+	@$(BIN)/python benchmarks/mix.py $(ARGS)
 
 bench-tokenizers: .venv/full ## compare every tokenizer's own library with this program
 	@$(BIN)/python benchmarks/tokenizer_speed.py $(ARGS)

@@ -71,9 +71,9 @@ def compare(folder: Path, words: list[str], rounds: int) -> None:
         try:
             for number in range(rounds):  # in turns, because the machine changes its mind
                 local, remote = folder / "local", f"s3://{BUCKET}/{number}"
-                disk.append(build(words, "--out", str(local)))
+                disk.append(run("build", *words, "--out", str(local)))
                 before = process.cpu_times()
-                bucket.append(build(words, "--out", remote, "--scratch", str(folder / "scratch")))
+                bucket.append(run("build", *words, "--out", remote, "--scratch", str(folder / "scratch")))
                 after = process.cpu_times()
                 served.append(after.user + after.system - before.user - before.system)
                 check_same(local, f"{os.environ['AWS_ENDPOINT_URL']}/{BUCKET}/{number}")
@@ -89,12 +89,11 @@ def compare(folder: Path, words: list[str], rounds: int) -> None:
     print(f"| the server's processor time, a run | | {median(served):.1f} s |")
 
 
-def build(words: list[str], *more: str) -> Measured:
-    """Build, and measure all of it, from the start of the process to its end."""
+def run(*words: str) -> Measured:
+    """Run a subcommand, and measure all of it, from the start of the process to its end."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begin = time.monotonic()
-    command = [sys.executable, "-m", "fineweb_shards", "build", *words, *more]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "fineweb_shards", *words], check=True, stdout=subprocess.DEVNULL)
     wall = time.monotonic() - begin
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return Measured(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)

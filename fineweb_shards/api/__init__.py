@@ -137,10 +137,7 @@ def export(
     """Copy finished shards into another layout, without tokenizing; or those of several folders, mixed by tokens: `mix`
     has the `folder`, `weight` and `epochs` of each. `quiet` and `on_event` are those of `build`."""
     words = ["export", *_words(folder), *_flags(settings), *_flags({"out": out})]
-    for one in _mappings("mix", mix or ()):
-        if lost := {"folder", "weight"} - {name for name, value in one.items() if value is not None}:
-            raise UsageError(f"mix: {one!r} has no {min(lost)}.", "Each needs a folder and its weight.")
-        words.append(f"--mix={fspath(one['folder'])}={one['weight']},epochs={one.get('epochs') or 1}")
+    words += [f"--mix={_mixed_words(number, one)}" for number, one in enumerate(_mappings("mix", mix or ()), 1)]
     words += ["--fresh", "--yes"] if fresh else []
     return _make(ExportResult, _run(words, on_event, quiet=quiet))
 
@@ -273,6 +270,17 @@ def _text_key(target: AnyPath | None, settings: Mapping[str, Any]) -> str | None
             config = load_config(find_config(fspath(target)), given)
             given = {name: value for name in names if (value := getattr(config, name)) is not None}
     return None if {"template", "tokens_column"} & given.keys() else given.get("text_column", "text")
+
+
+def _mixed_words(number: int, part: Mapping[str, Any]) -> str:
+    """Return a folder to mix in the form of `--mix`."""
+    given = {name: value for name, value in part.items() if value is not None}
+    hint = "Each part needs a folder and a weight, and may have epochs."
+    if missing := {"folder", "weight"} - given.keys():
+        raise UsageError(f"mix: part {number} has no {min(missing)}.", hint)
+    if unknown := given.keys() - MixedFolder.__annotations__:
+        raise UsageError(f"mix: part {number}: unknown key {min(unknown)!r}.", hint)
+    return f"{fspath(given['folder'])}={given['weight']},epochs={given.get('epochs', 1)}"
 
 
 def _part_words(part: Mapping[str, Any]) -> str:

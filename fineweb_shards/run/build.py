@@ -25,7 +25,7 @@ from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.page import closing_lines, write_report
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
-from fineweb_shards.run.output_text import training_error
+from fineweb_shards.run.output_text import empty_part_error, training_error
 from fineweb_shards.run.plan import check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import resume_text, short_lines
 from fineweb_shards.run.shuffle import (
@@ -84,8 +84,7 @@ class Outcome:
             return
         if manifest.mix is not None and not manifest.mix.until_all:  # else the first part would have a token by now
             raise InputError(
-                f"Part 1 ({manifest.parts[0].label}) gives no document, and the mix ends at its first turn: so there "
-                "is no shard.",
+                f"Part 1 ({manifest.parts[0].label}) has no documents, so the mix ended at its first turn, without a shard.",
                 "Leave it out, or choose --mix-until all-exhausted; start over with --fresh.",
             )
         if any(manifest.totals.get(name) for name in _FILTER_COUNTS):
@@ -331,7 +330,7 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
             _place_sections(job, sections, packer, output, running.disk, progress)
         # Of a segment that is not full no file has its name yet.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):
-            raise error
+            raise empty_part_error(job.config.mix, progress.shares) or error
         manifest = output.finish()
     job.source.release_before(job.source.ends)
     return manifest

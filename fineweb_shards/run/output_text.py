@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from fineweb_shards.errors import NoTrainingError
+from fineweb_shards.errors import InputError, NoTrainingError
 from fineweb_shards.layouts.base import Layout, SizedFile, quote_string, tokens_of
 from fineweb_shards.run.config import Config
 from fineweb_shards.storage.bucket_address import BucketAddress, copy_command
@@ -18,9 +18,11 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import OutputSpec, Store
+from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import show_bytes, show_count, show_number_of
+from fineweb_shards.watching.run_files import PartShare
 from fineweb_shards.watching.shares import share_rows, shares_in
 from fineweb_shards.watching.status import describe_shuffle
 
@@ -103,6 +105,18 @@ def training_error(
         f"validation, and so {all_tokens} would be.",
         f"--val-tokens {val}",
     )
+
+
+def empty_part_error(rule: MixRule | None, shares: Sequence[PartShare]) -> InputError | None:
+    """Return the error if a part without documents has ended a mix: no setting of the output would help."""
+    tokens = show_number_of(sum(part.tokens for part in shares), "token")
+    for number, part in enumerate(shares if rule and not rule.until_all else (), 1):
+        if part.exhausted and not part.tokens:
+            return InputError(
+                f"Part {number} ({part.label}) has no documents, so the mix ended at its first turn, after {tokens}.",
+                "Leave it out, or choose --mix-until all-exhausted.",
+            )
+    return None
 
 
 def stray_warnings(store: Store, layout: Layout, finished: Collection[str] | None = None) -> list[str]:
@@ -209,8 +223,13 @@ def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
     """Return warnings about problems that the loader will have with these files."""
     dropped = manifest.totals["dropped_tokens"]
     finished = with_sidecars(manifest, {record.name for record in manifest.shards})
+    empty = empty_part_error(manifest.mix, shares_in(manifest))
     return [
-        *reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped),
+        *(
+            [f"{empty.message} {empty.hint[:-1]}; start over with --fresh."]
+            if empty
+            else reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped)
+        ),
         *stray_warnings(spec.store, spec.layout, finished),
     ]
 

@@ -70,13 +70,15 @@ class Source:
             batches = chain.from_iterable(self._batches_or_problem(file, start) for file in files)
             yield from batches if kind is None else _join_small(batches, self.settings.batch_bytes)
 
-    def _joined_kind(self, file: InputFile) -> bool | None:
-        """Return what files in one batch must have in common (`for_validation`); None for a file that can't share one:
-        a large one, or one not read by a worker directly."""
+    def _joined_kind(self, file: InputFile) -> int | None:
+        """Return what files in one batch must have in common: the epoch, which a cursor inside the batch would not show
+        (-1: for validation); None for a file that can't share one: large, or one that workers do not read directly."""
         is_small = file.size_bytes <= self.settings.batch_bytes * _SMALL_SHARE
         is_plain = file.place == LOCAL and FORMATS[file.format].is_text
         is_joined = is_small and is_plain and not self.reader_of(file).by_value(file)
-        return file.for_validation if is_joined else None
+        if not is_joined:
+            return None
+        return -1 if file.for_validation else (file.index - self.val_files) // (len(self.files) - self.val_files)
 
     def _batches_or_problem(self, file: InputFile, start: Cursor) -> Iterator[Batch]:
         """Yield the batches of one file; with `--on-bad-file skip`, a problem instead of an error."""

@@ -16,7 +16,8 @@ Let T be the sum of all t and W that of all w: the share of part j is w_j T / W.
 at least w_i k tokens, and by the first one k is at least (t_j - d_j) / w_j. So T >= t_j + (W - w_j) (t_j - d_j) / w_j,
 or: t_j exceeds the share by at most d_j (1 - w_j / W). By the first line every other part has at most w_i k + d_i, and
 by the second one k is at most t_j / w_j. So T <= W t_j / w_j + (the sum of the other d_i), or: the share exceeds t_j by
-at most w_j / W times that sum. This holds until a part runs out.
+at most w_j / W times that sum. Once a part has run out, all this holds for the others, with T and W without it: their
+keys stay as they are, so that nobody makes up for the part that is missing.
 
 Whole blocks are ordered at once: all that is known is sorted up to the *horizon*, the smallest key that a document
 which is not known yet may have. Nothing can come before what has a smaller key. The part at the horizon is the one to

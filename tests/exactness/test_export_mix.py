@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fineweb_shards.formats import piles
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading import verify
 from fineweb_shards.reading.verify import verify_folder
@@ -156,12 +157,13 @@ def random_mix(chooser: random.Random) -> Mix:
 def test_a_mix_of_folders_is_the_plain_loop(
     folders: dict[str, Folder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: Tries
 ) -> None:
-    """Byte for byte, in blocks of any size, and from any record on."""
+    """Byte for byte, in blocks of any size, however documents are put together, and from any record on."""
     for seed in tries(25, 200):
         chooser = random.Random(seed)
         mixed, out = random_mix(chooser), tmp_path / str(seed)
         print(seed, mixed)
         monkeypatch.setattr(verify, "BLOCK_TOKENS", chooser.choice([7, 100, 777, 2**19]))
+        monkeypatch.setattr(piles, "_SHORT_TOKENS", chooser.choice([0, 64, 10**9]))
         expected = mixed.files(folders)
         manifest = mixed.export(out, folders)
         assert runs.outputs_in(out) == expected

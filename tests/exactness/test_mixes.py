@@ -207,7 +207,7 @@ def test_a_mix_that_ends_at_its_first_turn_says_so(tmp_path: Path) -> None:
     done = inline.run_command("build", *parts, "--out", tmp_path / "out", "--shard-tokens", 1000)
     assert done.returncode == 3, done.stderr
     assert "Part 1 (" in done.stderr
-    assert "empty.jsonl) gives no document, and the mix ends at its first turn: so there is no shard." in done.stderr
+    assert "empty.jsonl) has no documents, so the mix ended at its first turn, without a shard." in done.stderr
     assert "--mix-until all-exhausted" in done.stderr
 
 

@@ -18,7 +18,7 @@ from fineweb_shards.run.plan import Plan, forecast_parts, make_plan
 from fineweb_shards.run.plan_text import short_lines
 from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.types import Cursor, Cursors
-from tests.support import reference, runs
+from tests.support import inline, reference, runs
 from tests.support.inputs import write_jsonl
 
 
@@ -98,9 +98,9 @@ def test_a_part_of_unknown_size_is_taken_for_one_that_lasts() -> None:
     assert forecast_parts(both, [None, 30], 200).taken == (170, 30)
 
 
-def write_counted(path: Path, documents: list[str]) -> int:
-    """FineWeb's columns, and how many tokens they are, EOTs included."""
-    counts = [len(reference.encode(text)) for text in documents]
+def write_counted(path: Path, documents: list[str], times: int = 1) -> int:
+    """FineWeb's columns, and how many tokens they are, EOTs included; or so many times of them, which is wrong."""
+    counts = [times * len(reference.encode(text)) for text in documents]
     others = {name: ["x"] * len(counts) for name in ("id", "dump", "url", "file_path")}
     pq.write_table(
         pa.table({"text": pa.array(documents, pa.string()), "token_count": counts, **others}), path, row_group_size=10
@@ -302,3 +302,20 @@ def test_a_build_takes_what_was_planned(
     assert list(forecast.taken) == [pytest.approx(tokens, abs=70) for tokens in taken]
     if limit is None and until == "all-exhausted":
         assert forecast.taken == (*taken,)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_part_that_runs_out_before_its_planned_end_is_told_of(tmp_path: Path, times: int) -> None:
+    """While the build runs, with both numbers: the rest of the mix is another one than planned."""
+    documents = [f"number {n}: " + "some words " * 12 for n in range(60)]
+    tokens = write_counted(tmp_path / "a.parquet", documents, times) // times
+    write_counted(tmp_path / "b.parquet", documents * 3)
+    parts = [f"--part=input={tmp_path}/{name}.parquet weight=1" for name in "ab"]
+    done = inline.run_command("build", *parts, "--out", tmp_path / "out", "--shard-tokens", "900")
+    said = [line for line in done.stderr.splitlines() if "has run out" in line]
+    actual = sum(len(reference.encode(text)) + 1 for text in documents)
+    assert abs(tokens - actual) < 60
+    assert len(said) == times - 1, done.stderr
+    if said:
+        assert said[0].startswith(f"part 1 (a.parquet) has run out after {actual:,} tokens; about ")
+        assert said[0].endswith(" were planned")

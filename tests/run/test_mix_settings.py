@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fineweb_shards import api
+from fineweb_shards.api.values import MixedFolder
 from fineweb_shards.commands.main import SUBCOMMANDS, make_parsers
 from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ChangedError, UsageError
@@ -233,4 +234,35 @@ def test_a_first_part_without_documents_is_named(tmp_path: Path) -> None:
     words = [f"--part=input={path} weight=1" for path in paths]
     done = inline.run_command("build", *words, "--out", tmp_path / "out")
     assert done.returncode == 3
-    assert "gives no document, and the mix ends at its first turn" in done.stderr
+    assert "has no documents, so the mix ended at its first turn" in done.stderr
+
+
+@pytest.mark.parametrize(("settings", "exit_code"), [([], 3), (["--shard-tokens", "3", "--val-tokens", "3"], 0)])
+def test_another_part_without_documents_is_named(tmp_path: Path, settings: list[str], exit_code: int) -> None:
+    """The mix ends after a document, and that is the reason: no size of shards or of validation would help. If all is
+    for validation only by default, nothing is finished."""
+    paths = write_jsonl(tmp_path / "a.jsonl", ["one", "two"]), write_jsonl(tmp_path / "none.jsonl", [])
+    words = [f"--part=input={path} weight=1" for path in paths]
+    done = inline.run_command("build", *words, "--out", tmp_path / "out", *settings)
+    assert done.returncode == exit_code, done.stderr
+    said = done.stdout + done.stderr
+    assert "Part 2 (none.jsonl) has no documents, so the mix ended at its first turn, after 2 tokens." in said
+    assert "or choose --mix-until all-exhausted" in said
+    assert "nothing to train on" not in said
+    assert bool(json.loads((tmp_path / "out" / "manifest.json").read_text())["shards"]) == (exit_code == 0)
+    done = inline.run_command("build", *words, "--out", tmp_path / "out", *settings, "--mix-until", "all-exhausted")
+    assert ("--fresh" in done.stderr) == (exit_code == 0)  # only what is finished is in the way
+
+
+def test_a_folder_to_mix_that_lacks_a_key_or_has_another_is_refused() -> None:
+    """Before anything runs: a misspelled `epochs` would otherwise be 1."""
+    good: MixedFolder = {"folder": "web", "weight": 7}
+    mistakes: list[tuple[Any, str]] = [
+        ({"folder": "code"}, "mix: part 2 has no weight."),
+        ({"weight": 3}, "mix: part 2 has no folder."),
+        ({"folder": "code", "weight": 3, "epoch": 2}, "mix: part 2: unknown key 'epoch'."),
+    ]
+    for bad, message in mistakes:
+        with pytest.raises(UsageError) as raised:
+            api.export(mix=[good, bad], out="out")
+        assert raised.value.message == message

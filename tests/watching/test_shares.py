@@ -29,6 +29,7 @@ from fineweb_shards.watching.shares import share_rows, shares_in, show_share
 from fineweb_shards.watching.status import RUNNING, Status, status_lines, status_values
 from tests.support import runs
 from tests.support.example_run import SNAPSHOT, mix_manifest
+from tests.support.inputs import write_jsonl
 
 MIX = mix_manifest([7, 3], [700, 300], [1390, 610])
 
@@ -69,6 +70,17 @@ def test_the_epoch_follows_from_the_cursor(file: int, epoch: int, exhausted: boo
     record = replace(mix.shards[-1], end=(Cursor(file, 0), Cursor(2, 0)))
     part, _ = shares_in(replace(mix, shards=(record,)))
     assert (part.epoch, part.epochs, part.exhausted) == (epoch, 3, exhausted)
+
+
+def test_small_files_have_the_right_epoch(tmp_path: Path) -> None:
+    """Also those that are read together, of which a block has several."""
+    paths = [write_jsonl(tmp_path / f"{name}.jsonl", [f"{name} and more"] * 40) for name in "abc"]
+    parts = ({"input": (str(paths[0]),), "epochs": 9, "weight": 2}, {"input": tuple(map(str, paths[1:])), "weight": 1})
+    manifest = runs.build_inline(tmp_path / "out", parts=parts, shard_tokens=50)
+    for number in range(len(manifest.shards)):
+        part, _ = shares_in(replace(manifest, shards=manifest.shards[: number + 1]))
+        assert part.epoch - 1 <= part.documents / 40 <= part.epoch
+    assert part.epoch > 2
 
 
 def test_a_part_without_files_is_exhausted() -> None:
