@@ -84,7 +84,8 @@ class Outcome:
             return
         if manifest.mix is not None and not manifest.mix.until_all:  # else the first part would have a token by now
             raise InputError(
-                f"Part 1 ({manifest.parts[0].label}) has no documents, so the mix ended at its first turn, without a shard.",
+                f"Part 1 ({manifest.parts[0].label}) has no documents, so the mix ended at its first turn, "
+                "without a shard.",
                 "Leave it out, or choose --mix-until all-exhausted; start over with --fresh.",
             )
         if any(manifest.totals.get(name) for name in _FILTER_COUNTS):

@@ -121,7 +121,7 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         (["build", "user/data", "--out", "o"], "user/data: no such file", "--dataset user/data"),
         (["build", "smal.txt", "--out", "o"], "smal.txt: no such file or folder", "Did you mean small.txt?"),
         (["build", "nowhere.csv", "--out", "o"], "no such file or folder", "The current folder has "),
-        (["build", "x/y/z.txt", "--out", "o"], "x/y/z.txt: no such file or folder", "The folder x does not exist, either"),
+        (["build", "x/y/z.txt", "--out", "o"], "x/y/z.txt: no such file or folder", "x does not exist, either"),
         (["build", "demo", "small.txt"], "a sample or a TOML file stands alone", "--input small.txt"),
         (["build", "demo", "--config", "demo"], "named twice", "one"),
         (["build", "small.txt", "--input", "small.txt"], "named twice", "one"),

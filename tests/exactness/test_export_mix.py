@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fineweb_shards.formats import piles
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading import verify
 from fineweb_shards.reading.verify import verify_folder
@@ -163,7 +162,7 @@ def test_a_mix_of_folders_is_the_plain_loop(
         mixed, out = random_mix(chooser), tmp_path / str(seed)
         print(seed, mixed)
         monkeypatch.setattr(verify, "BLOCK_TOKENS", chooser.choice([7, 100, 777, 2**19]))
-        monkeypatch.setattr(piles, "_SHORT_TOKENS", chooser.choice([0, 64, 10**9]))
+        monkeypatch.setattr("fineweb_shards.formats.piles._SHORT_TOKENS", chooser.choice([0, 64, 10**9]))
         expected = mixed.files(folders)
         manifest = mixed.export(out, folders)
         assert runs.outputs_in(out) == expected
