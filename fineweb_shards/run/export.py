@@ -332,11 +332,11 @@ def _gather(section: Section, slices: list[ShardSlice]) -> tuple[Section, list[S
     if len(section.blocks) < 2 or not slices:
         return section, slices
     blocks = [np.asarray(block.tokens) for block in section.blocks]
-    firsts = np.cumsum([0, *map(len, blocks)])[:-1]  # of each block, when they are joined
+    tokens, firsts = np.concatenate(blocks), np.cumsum([0, *map(len, blocks)])[:-1]
     begins, ends = np.concatenate([part.ranges + firsts[part.holders][:, None] for part in slices]).T
     lengths = ends - begins
-    joined = np.empty(int(lengths.sum()), blocks[0].dtype)
-    copy_ranges(np.concatenate(blocks), begins, lengths, joined, np.cumsum(lengths) - lengths)
+    joined = np.empty(int(lengths.sum()), tokens.dtype)
+    copy_ranges(tokens, begins, lengths, joined, np.cumsum(lengths) - lengths)
     gathered, done = [], 0
     for part in slices:
         ranges = np.array([[done, done + part.tokens]] * (part.tokens > 0), np.int64).reshape(-1, 2)
