@@ -179,11 +179,11 @@ def _build_rest(
     store = job.output.store
     history = load_history(job.folder)
     progress = Progress(log, screen, history, begun=manifest)
-    if manifest.piles is None:
-        remove_piles(job.config.pile_folder)  # of a build that was begun with other settings
     if job.config.shuffle is not None:
         manifest = find_piles(job.output, job.config.pile_folder, manifest, progress)
         progress.begin_pass(manifest)
+    if not manifest.piled_tokens:  # the first pass begins, with the space of what an earlier one has left
+        remove_piles(job.config.pile_folder)
     history.begin_run(manifest.tokens + manifest.piled_tokens, job.budget.memory_bytes)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)

@@ -194,7 +194,7 @@ def export(
         if not manifest.shards and not manifest.mix and (error := training_error(spec, config, job.tokens, documents)):
             raise error
         manifest = find_piles(spec, config.pile_folder, manifest, observer)
-        if manifest.piles is None:
+        if not manifest.piled_tokens:  # the first pass begins, with the space of what an earlier one has left
             remove_piles(config.pile_folder)
         rest = Rest(job.tokens, documents, manifest.tokens, workers=0)
         if config.shuffle is not None:

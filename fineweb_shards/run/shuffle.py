@@ -24,14 +24,14 @@ from fineweb_shards.run.job import Job
 from fineweb_shards.run.stream import Running
 from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.storage.place import SCRATCH, InputFile
-from fineweb_shards.store.manifest import FILE_NAME, Manifest
+from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.pile_files import sizes_of
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.shuffle import MOST_PILES, PileState
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import add_cursors
-from fineweb_shards.system.durable import LOCK_NAME, FolderLock, output_errors
+from fineweb_shards.system.durable import FolderLock, output_errors
 from fineweb_shards.system.own_files import is_plain_file, refuse_linked_folders
 from fineweb_shards.tokenizers.encoder import TokenJoiner
 from fineweb_shards.types import Cursor, Cursors, ShardSlice, Taken
@@ -214,23 +214,25 @@ def read_piles(source: Parts, spec: OutputSpec, start: Cursors) -> Iterator[Sect
     return map(Section.of, add_cursors(blocks, start))
 
 
-def lock_scratch(config: Config) -> contextlib.AbstractContextManager[object]:
+@contextlib.contextmanager
+def lock_scratch(config: Config) -> Iterator[None]:
     """Lock the folder of the piles for one run, if it is not in that of the output, which is locked: runs on several
-    machines may have the same one, and the same path of another output."""
+    machines may have the same one, and the same path of another output. A run that leaves no piles leaves nothing."""
     if config.shuffle is None or not config.scratch or config.bucket_url:
-        return contextlib.nullcontext()
-    return FolderLock(config.pile_folder.parent.parent, is_own=True)
+        yield
+        return
+    with FolderLock(config.pile_folder.parent.parent, is_own=True) as lock:
+        try:
+            yield
+        finally:
+            if not config.pile_folder.exists():
+                lock.remove()
 
 
 def remove_piles(folder: Path) -> None:
-    """Remove the piles with their folder, if possible: nothing depends on it. In that of --scratch, also what was made
-    for it alone."""
+    """Remove the piles with their folder, if possible: nothing depends on it."""
     with contextlib.suppress(OSError):
         refuse_linked_folders(folder / pile_name(0))
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
-        if not (folder.parent.parent / FILE_NAME).exists():
-            (folder.parent / LOCK_NAME).unlink(missing_ok=True)
-            folder.parent.rmdir()
-            folder.parent.parent.rmdir()

@@ -19,16 +19,18 @@ from typing import Any
 
 import pytest
 
-from fineweb_shards.errors import ChangedError
+from fineweb_shards.errors import ChangedError, Interrupted
 from fineweb_shards.formats import jsonl
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
-from fineweb_shards.run import shuffle
+from fineweb_shards.run import disk_space, shuffle
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest
+from fineweb_shards.system.durable import is_locked
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.writing import piles
+from fineweb_shards.writing.placement import Output
 from tests.conftest import THREE_LAYOUTS
 from tests.exactness.test_mixes import Part, draw_part, text_of, toml_of
 from tests.support import inline, layout_reference, mix_reference, reference, runs, shuffle_reference
@@ -222,6 +224,40 @@ def test_a_damaged_pile_is_made_again_and_finished_shards_are_kept(
     assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
 
 
+@pytest.mark.usefixtures("small_steps", "three_piles")
+@pytest.mark.parametrize("command", ["build", "export"])
+def test_piles_are_made_again_on_a_disk_that_the_old_ones_fill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """They are removed before the space is looked at; finished shards are kept."""
+    path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+    pile_folder = out / ".fineweb-shards" / "piles"
+    words = ["build", "--input", path, "--out", out, *WORDS]
+    if command == "export":
+        runs.build_inline(tmp_path / "built", path, shard_tokens=2000)
+        words = ["export", tmp_path / "built", "--out", out, *WORDS[:4]]
+    with monkeypatch.context() as patch:
+        stop_in_second_pass(patch)
+        assert inline.run_command(*words).returncode == 130
+    (pile_folder / "0003").unlink()
+    monkeypatch.setattr(disk_space, "free_disk_bytes", lambda folder: 0 if pile_folder.exists() else 10**9)
+    done = inline.run_command(*words)
+    assert done.returncode == 0, done.stderr
+    assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
+
+
+def stop_in_second_pass(patch: pytest.MonkeyPatch) -> None:
+    """A build or an export is interrupted when it has recorded a few shards."""
+    record, counter = Output._record, itertools.count(1)
+
+    def record_and_stop(self: Output, *arguments: Any) -> None:
+        record(self, *arguments)
+        if next(counter) == 3:
+            raise Interrupted("Interrupted.", 130)
+
+    patch.setattr(Output, "_record", record_and_stop)
+
+
 def stop_after(calls: int, action: Any) -> Any:
     counter = itertools.count(1)
     return lambda *arguments: action() if next(counter) == calls else None
@@ -243,6 +279,7 @@ def test_another_seed_or_end_is_refused(tmp_path: Path) -> None:
 
 
 def test_piles_are_in_the_scratch_folder_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With everything else that is made there, and the lock last: until then no other run may have the folder."""
     path, out, scratch = write_text(tmp_path / "a.txt", DOCUMENTS[:40]), tmp_path / "out", tmp_path / "scratch"
     seen: list[Path] = []
     made = shuffle.make_piles
@@ -252,11 +289,18 @@ def test_piles_are_in_the_scratch_folder_and_removed(tmp_path: Path, monkeypatch
         seen.extend(scratch.rglob("documents"))
         return manifest
 
+    def remove(folder: Path) -> None:
+        removed(folder)
+        assert is_locked(folder.parent.parent)
+
+    removed = shuffle.remove_piles
     monkeypatch.setattr("fineweb_shards.run.build.make_piles", make)
+    monkeypatch.setattr("fineweb_shards.run.build.remove_piles", remove)
     words = ["build", "--input", path, "--out", out, "--shuffle", 1, "--shard-tokens", 2000, "--scratch", scratch]
-    assert inline.run_command(*words).returncode == 0
-    assert len(seen) == 1
-    assert list(scratch.iterdir()) == []
+    for _ in range(2):  # also a run that finds everything done leaves nothing
+        assert inline.run_command(*words).returncode == 0
+        assert len(seen) == 1
+        assert list(scratch.iterdir()) == []
     manifest = load_manifest(out)
     assert manifest is not None
     assert manifest.is_shuffled
