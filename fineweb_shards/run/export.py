@@ -39,7 +39,7 @@ from fineweb_shards.run.shuffle import (
     second_spec,
 )
 from fineweb_shards.store.cleanup import (
-    holds_shards,
+    holds_work,
     refuse_planted_files,
     refuse_untracked_shards,
     start_over,
@@ -217,7 +217,7 @@ def _open_manifest(job: ExportJob) -> Manifest:
     try:
         _check_same_export(manifest, new)
     except ChangedError:
-        if holds_shards(spec.store, manifest):
+        if holds_work(spec.store, manifest):
             raise
         refuse_untracked_shards(spec.store, spec.layout, set())
         return new

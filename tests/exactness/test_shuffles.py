@@ -422,19 +422,43 @@ def test_an_input_without_documents_is_told_whenever_it_is_run(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("small_steps", "three_piles")
-def test_piles_of_other_settings_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as no shard is finished, they may change."""
+@pytest.mark.parametrize("command", ["build", "export"])
+def test_piles_are_not_lost_to_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Without a finished shard, either: they are refused by name, and only --fresh removes what is recorded."""
     path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
-
-    def stop() -> Any:
-        raise KeyboardInterrupt
-
+    pile_folder = out / ".fineweb-shards" / "piles"
+    words: list[Any] = ["build", "--input", path]
+    if command == "export":
+        runs.build_inline(tmp_path / "built", path, shard_tokens=2000)
+        words = ["export", tmp_path / "built"]
     with monkeypatch.context() as patch:
-        patch.setattr(shuffle.Parts, "release_before", stop_after(2, stop))
-        with pytest.raises(KeyboardInterrupt):
-            runs.build_inline(out, path, shuffle=5, shard_tokens=2000, batch_bytes=4000)
-    assert inline.run_command("build", "--input", path, "--out", out, "--shard-tokens", 2000).returncode == 0
-    assert not (out / ".fineweb-shards" / "piles").exists()
+        stop_first_pass(patch)
+        assert inline.run_command(*words, "--out", out, *WORDS[:4]).returncode == 130
+    before = {one.name: one.read_bytes() for one in pile_folder.iterdir()}
+    for changed, text in (
+        (["--shard-tokens", 2000], "--shuffle was 5 when this folder was begun and is not set now"),
+        (["--shard-tokens", 3000, "--shuffle", 5], "--shard-tokens was 2,000 when this folder was begun and is 3,000"),
+    ):
+        done = inline.run_command(*words, "--out", out, *changed)
+        assert done.returncode == 4, done.stderr
+        assert text in done.stderr
+        assert "--fresh" in done.stderr
+    assert {one.name: one.read_bytes() for one in pile_folder.iterdir()} == before
+    assert inline.run_command(*words, "--out", out, "--shard-tokens", 3000, "--fresh", "--yes").returncode == 0
+    assert not pile_folder.exists()
+    assert runs.outputs_in(out) == reference.shard_files(reference.stream(DOCUMENTS), 3000)
+
+
+def stop_first_pass(patch: pytest.MonkeyPatch, checkpoints: int = 2) -> None:
+    """A build or an export is interrupted when it has recorded so much of its first pass."""
+    record, counter = piles.PileOutput._record, itertools.count(1)
+
+    def record_and_stop(self: piles.PileOutput, *arguments: Any) -> None:
+        record(self, *arguments)
+        if next(counter) == checkpoints:
+            raise Interrupted("Interrupted.", 130)
+
+    patch.setattr(piles.PileOutput, "_record", record_and_stop)
 
 
 def test_two_runs_never_share_a_scratch_folder(tmp_path: Path) -> None:
