@@ -171,6 +171,34 @@ def test_an_fsync_error_in_either_pass_of_a_shuffle_ends_the_run(
 
 
 @pytest.mark.promise("an fsync error is fatal")
+def test_a_pile_that_is_not_durable_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it was for lack of space: what the kernel has dropped then would never be missed by a second fsync."""
+    monkeypatch.setattr(shuffle, "choose_count", lambda _: 2)
+    monkeypatch.setattr(piles, "_TOKENS_PER_PILE", 1)
+    path, out = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10), tmp_path / "out"
+    settings, pile = {"shuffle": 3, "shard_tokens": 2000, "batch_bytes": 2048}, out / ".fineweb-shards/piles/0002"
+    failures, fsync = [], os.fsync
+
+    def drop(file: int) -> None:
+        manifest = load_manifest(out)
+        recorded = manifest.piles.tokens[2] if manifest and manifest.piles else 0
+        if recorded and not failures and os.path.samestat(os.fstat(file), pile.stat()):
+            failures.append(pile.stat().st_size)
+            os.truncate(pile, 2 * recorded)
+            os.truncate(pile, failures[0])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", drop)
+    with pytest.raises(DiskFullError, match="0002: no space left on the disk"):
+        runs.build_inline(out, path, **settings)
+    runs.build_inline(out, path, **settings)
+    assert failures
+    expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(DOCUMENTS, 3)), 2000)
+    assert runs.shards_in(out) == expected
+
+
+@pytest.mark.promise("an fsync error is fatal")
 @pytest.mark.parametrize("failing", range(1, 12))
 def test_an_fsync_error_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
     """Never retried as if nothing had happened; a new run makes it good."""
