@@ -33,6 +33,7 @@ from fineweb_shards.run.shuffle import (
     begin_piles,
     find_piles,
     lock_scratch,
+    note_scratch,
     pile_source,
     read_piles,
     remove_piles,
@@ -186,16 +187,16 @@ def export(
         manifest = _open_manifest(job)
         if manifest.complete:
             tidy_finished(spec.store, manifest)
-            remove_piles(config.pile_folder)
+            remove_piles(config)
             return Exported(spec, manifest, 0, 0.0)
         refuse_planted_files(spec.store, index=manifest.index)
         documents = sum(source.manifest.documents for source in job.sources)
         # How long a mix is, only its end will tell.
         if not manifest.shards and not manifest.mix and (error := training_error(spec, config, job.tokens, documents)):
             raise error
-        manifest = find_piles(spec, config.pile_folder, manifest, observer)
+        manifest = find_piles(spec, config, manifest, observer)
         if not manifest.piled_tokens:  # the first pass begins, with the space of what an earlier one has left
-            remove_piles(config.pile_folder)
+            remove_piles(config)
         rest = Rest(job.tokens, documents, manifest.tokens, workers=0)
         if config.shuffle is not None:
             rest = dataclasses.replace(rest, piles=manifest.piles or begin_piles(spec, manifest, job.tokens).piles)
@@ -271,7 +272,7 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk) -> Ma
         manifest = _write_shards(
             second, config, manifest, sections, None, plane, disk, advance, lambda _, end: source.release_before(end)
         )
-        remove_piles(config.pile_folder)
+        remove_piles(config)
         return manifest
 
 
@@ -288,6 +289,7 @@ def _write_piles(
         manifest = begin_piles(job.spec, manifest, job.tokens)
     assert manifest.piles is not None
     packer = make_pile_packer(job.spec, manifest.piles, job.limit_tokens)
+    disk.attempt(partial(note_scratch, config))
     output = PileOutput(job.spec, config.pile_folder, manifest, plane, disk)
     for section in job.read(manifest) if not packer.ended else ():
         slices = list(packer.pack(section))

@@ -381,8 +381,8 @@ def _recorded_listing(config: Config, recorded: InputPart | None) -> Listing | N
 
 
 def pinned_commit(config: Config, recorded: InputPart | None, *, has_work: bool) -> str | None:
-    """Return the dataset's commit in the manifest; None if it has none, or if nothing is recorded and another dataset or
-    revision is asked for."""
+    """Return the dataset's commit in the manifest; None if it has none, or if nothing is recorded yet and another
+    dataset or revision is asked for."""
     if recorded is None:
         return None
     return recorded.commit if has_work or _are_same(config, recorded, "dataset", "revision") else None

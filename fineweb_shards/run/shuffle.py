@@ -10,14 +10,17 @@ same piles; finished shards are kept.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from fineweb_shards.errors import ChangedError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.formats.base import PileSettings, ReadSettings
-from fineweb_shards.formats.piles import digest_of, pile_name
+from fineweb_shards.formats.piles import FOLDER, digest_of, pile_name
 from fineweb_shards.formats.registry import PILES
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
@@ -31,8 +34,8 @@ from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.shuffle import MOST_PILES, PileState
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import add_cursors
-from fineweb_shards.system.durable import FolderLock, output_errors
-from fineweb_shards.system.own_files import is_plain_file, refuse_linked_folders
+from fineweb_shards.system.durable import FolderLock, output_errors, write_file
+from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, read_file, refuse_linked_folders
 from fineweb_shards.tokenizers.encoder import TokenJoiner
 from fineweb_shards.types import Cursor, Cursors, ShardSlice, Taken
 from fineweb_shards.units import show_number_of, show_seconds
@@ -57,19 +60,52 @@ def choose_count(expected_bytes: int | None) -> int:
     return min(MOST_PILES, max(1, -(-expected_bytes // PILE_BYTES)))
 
 
-def find_piles(spec: OutputSpec, folder: Path, manifest: Manifest, observer: Observer) -> Manifest:
+def find_piles(spec: OutputSpec, config: Config, manifest: Manifest, observer: Observer) -> Manifest:
     """Return the manifest with the piles as they are: if any of them is missing that is still needed, the first pass
-    begins anew. Where it has not begun, there are none."""
+    begins anew; ChangedError if they are in the folder of another --scratch. Where it has not begun, there are none."""
     state = manifest.piles
-    if state is None or (lost := _find_lost(spec, folder, manifest, state)) is None:
+    if state is None or (lost := _find_lost(spec, config.pile_folder, manifest, state)) is None:
         return manifest
-    observer.tell(Event("piles", f"{lost} is not as it was written: the first pass of the shuffle begins anew"))
+    text = f"{lost} is not as it was written"
+    if (earlier := _earlier_folder(config)) not in (None, config.pile_folder.absolute()):
+        if earlier.exists():
+            is_in_out = earlier.is_relative_to(config.folder.absolute())
+            scratch = "without --scratch" if is_in_out else f"--scratch {earlier.parents[2]}"
+            raise ChangedError(
+                f"{lost} is not there: the piles of this shuffle are in {earlier}.",
+                f"Resume with the same --out and {scratch}, or start over with --fresh.",
+            )
+        text = f"{lost} is not there, and the earlier --scratch folder {earlier.parents[2]} has no piles, either"
+    observer.tell(Event("piles", f"{text}: the first pass of the shuffle begins anew"))
     # As many, and the same ones: cursors of finished shards are places in them.
     again = _with_piles(manifest, state.count)
     assert again.piles is not None
     return replace(
         again, piles=replace(again.piles, earlier_tokens=state.tokens if state.ended else state.earlier_tokens)
     )
+
+
+def _scratch_note(config: Config) -> Path:
+    """Return the file that names the folder of the piles, if that is not in the output: the manifest holds no path."""
+    return config.folder / WORK_FOLDER / "scratch"
+
+
+def _earlier_folder(config: Config) -> Path | None:
+    """Return the folder with the piles of earlier runs; None if that is not known, for an output in a bucket."""
+    if config.bucket_url:
+        return None
+    path = _scratch_note(config)
+    if not os.path.lexists(path):
+        return path.absolute().parent / FOLDER
+    with output_errors(path):
+        return Path(os.fsdecode(read_file(path)))
+
+
+def note_scratch(config: Config) -> None:
+    """Note where the piles are: the first pass begins, or continues."""
+    path = _scratch_note(config)
+    if config.scratch and not config.bucket_url:
+        write_file(path, os.fsencode(config.pile_folder.absolute()), path.parent)
 
 
 def count_piles(spec: OutputSpec, expected_tokens: int | None) -> int:
@@ -111,6 +147,7 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
     state = manifest.piles
     assert state is not None
     running.disk.attempt(lambda: begin_output(job.output.store, manifest))
+    running.disk.attempt(partial(note_scratch, job.config))
     packer = make_pile_packer(job.output, state, job.config.max_tokens)
     began = tell_begin(manifest, progress)
     output = PileOutput(
@@ -229,9 +266,11 @@ def lock_scratch(config: Config) -> Iterator[None]:
                 lock.remove()
 
 
-def remove_piles(folder: Path) -> None:
+def remove_piles(config: Config) -> None:
     """Remove the piles with their folder, if possible: nothing depends on it."""
+    folder = config.pile_folder
     with contextlib.suppress(OSError):
+        _scratch_note(config).unlink(missing_ok=True)
         refuse_linked_folders(folder / pile_name(0))
         for path in folder.iterdir():
             path.unlink()

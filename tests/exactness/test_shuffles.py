@@ -289,9 +289,9 @@ def test_piles_are_in_the_scratch_folder_and_removed(tmp_path: Path, monkeypatch
         seen.extend(scratch.rglob("documents"))
         return manifest
 
-    def remove(folder: Path) -> None:
-        removed(folder)
-        assert is_locked(folder.parent.parent)
+    def remove(config: Config) -> None:
+        removed(config)
+        assert is_locked(config.pile_folder.parent.parent)
 
     removed = shuffle.remove_piles
     monkeypatch.setattr("fineweb_shards.run.build.make_piles", make)
@@ -459,6 +459,42 @@ def stop_first_pass(patch: pytest.MonkeyPatch, checkpoints: int = 2) -> None:
             raise Interrupted("Interrupted.", 130)
 
     patch.setattr(piles.PileOutput, "_record", record_and_stop)
+
+
+@pytest.mark.usefixtures("small_steps", "three_piles")
+@pytest.mark.parametrize("command", ["build", "export"])
+@pytest.mark.parametrize(("begun", "resumed"), [("one", "two"), ("one", ""), ("", "two")])
+def test_piles_in_another_scratch_folder_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, begun: str, resumed: str
+) -> None:
+    """Whoever forgets --scratch, or names another one, is told; the first pass is only made again if they are gone."""
+    path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+    words: list[Any] = ["build", "--input", path, "--out", out, *WORDS]
+    if command == "export":
+        runs.build_inline(tmp_path / "built", path, shard_tokens=2000)
+        words = ["export", tmp_path / "built", "--out", out, *WORDS[:4]]
+
+    def run(scratch: str) -> subprocess.CompletedProcess[str]:
+        return inline.run_command(*words, *(["--scratch", tmp_path / scratch] if scratch else []))
+
+    with monkeypatch.context() as patch:
+        stop_in_second_pass(patch)
+        assert run(begun).returncode == 130
+    (pile_folder,) = (tmp_path / begun if begun else out).rglob("piles")
+    done = run(resumed)
+    assert done.returncode == 4, done.stderr
+    assert f"the piles of this shuffle are in {pile_folder}." in done.stderr
+    right = f"--scratch {tmp_path / begun}," if begun else "without --scratch,"
+    assert f"Resume with the same --out and {right}" in done.stderr
+    if command == "build":  # the right one continues, and leaves no trace
+        done = run(begun)
+    else:
+        shutil.rmtree(pile_folder)
+        done = run(resumed)
+        assert "the first pass of the shuffle begins anew" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
+    assert not (out / ".fineweb-shards" / "scratch").exists()
 
 
 def test_two_runs_never_share_a_scratch_folder(tmp_path: Path) -> None:
