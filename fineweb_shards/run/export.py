@@ -290,14 +290,14 @@ def _write_piles(
     assert manifest.piles is not None
     packer = make_pile_packer(job.spec, manifest.piles, job.limit_tokens)
     disk.attempt(partial(note_scratch, config))
-    output = PileOutput(job.spec, config.pile_folder, manifest, plane, disk)
-    for section in job.read(manifest) if not packer.ended else ():
-        slices = list(packer.pack(section))
-        output.add(section, slices)
-        advance(sum(part.tokens for part in slices))
-        if packer.ended:
-            break
-    return output.finish()
+    with PileOutput(job.spec, config.pile_folder, manifest, plane, disk) as output:
+        for section in job.read(manifest) if not packer.ended else ():
+            slices = list(packer.pack(section))
+            output.add(section, slices)
+            advance(sum(part.tokens for part in slices))
+            if packer.ended:
+                break
+        return output.finish()
 
 
 def _write_shards(

@@ -165,12 +165,14 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
             progress.advance(part.tokens, 0, part.end, part.taken)
             yield part
 
-    with running.open_stream(state.end, state.taken, output.advance, lambda: packer.left_tokens) as sections:
-        for section in sections if not packer.ended else ():
-            output.add(section, watched(packer.pack(section)))
-            if packer.ended:
-                break
-    manifest = output.finish()
+    opened = running.open_stream(state.end, state.taken, output.advance, lambda: packer.left_tokens)
+    with output:
+        with opened as sections:
+            for section in sections if not packer.ended else ():
+                output.add(section, watched(packer.pack(section)))
+                if packer.ended:
+                    break
+        manifest = output.finish()
     job.source.release_before(job.source.ends)
     tell_end(manifest, progress, began)
     return manifest

@@ -3,20 +3,23 @@ is.
 
 A checkpoint waits until everything before it is written, has all piles made durable by the data plane, adds the
 documents that have ended to the list, and saves the manifest with the length of each file. So after a crash the pass
-continues there, and what was written after it is cut off.
+continues there, and what was written after it is cut off. There is one after so many tokens, or so much time, and one
+at the end of a run that is stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from fineweb_shards.errors import ChangedError
+from fineweb_shards.errors import ChangedError, Interrupted, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.formats.piles import append_to_list, digest_of, list_block, list_path
 from fineweb_shards.store.manifest import Manifest
@@ -30,10 +33,12 @@ from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursors, Placement, ShardSlice
+from fineweb_shards.writing.placement import LONGEST_LAST_SECONDS
 
 # Tokens between two checkpoints: a few seconds of work. Making many piles durable takes a while.
 _CHECKPOINT_TOKENS = 100_000_000
 _TOKENS_PER_PILE = 2**18
+_CHECKPOINT_SECONDS = 30.0  # at the most, if anything has come
 _MOST_LISTED = 2**20  # documents that wait for a checkpoint
 
 
@@ -91,27 +96,53 @@ class PileOutput:
         self._placed = 0  # placements
         self._checkpoints: deque[_Checkpoint] = deque()
         self._counts, self._end, self._taken = manifest.piles.counts, manifest.piles.end, manifest.piles.taken
+        self._checkpoint_end, self._checkpoint_time = self._end, time.monotonic()  # of the last one that was begun
+        self._is_between_steps = True
         sizes = sizes_of(folder, manifest.piles, spec.shard_format)
         disk.attempt(lambda: prepare_piles(sizes))
         with output_errors(folder):
             self._list_digest = digest_of(list_path(folder), 0, manifest.piles.list_bytes)
 
+    def __enter__(self) -> PileOutput:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Record what is placed when a run is stopped, unless the output is at fault, or it was in the middle of a
+        step."""
+        stops = isinstance(error, (ShardError, Interrupted)) and not isinstance(error, OutputError)
+        if not stops or not self._is_between_steps:
+            return
+        # Not for long, and the first error is the one to tell.
+        self._spec.store.hurry(LONGEST_LAST_SECONDS)
+        with contextlib.suppress(ShardError, Interrupted, TimeoutError):
+            if self._end != self._checkpoint_end:
+                self._begin_checkpoint()
+            self._settle(0, LONGEST_LAST_SECONDS)
+
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        """Do what has to be done whole, or nothing can be recorded any more: Ctrl-C may come at any place in it."""
+        before, self._is_between_steps = self._is_between_steps, False
+        yield
+        self._is_between_steps = before
+
     def add(self, section: Section, slices: Iterable[ShardSlice]) -> None:
         """Place a section, given the slices that it is cut into, one after the other."""
         of_block: dict[int, list[Placement]] = {}
         begin = 0
-        for part in slices:
-            self._counts += part.counts
-            self._end, self._taken = part.end, part.taken
-            if part.tokens:
-                for holder, placement in self._place(section, begin, part):
-                    of_block.setdefault(holder, []).append(placement)
-                begin += part.tokens
-            if part.checkpoint:
-                self._write(section, of_block, whole=False)
-                of_block = {}
-                self._begin_checkpoint()
-        self._write(section, of_block, whole=True)
+        with self._step():
+            for part in slices:
+                self._counts += part.counts
+                self._end, self._taken = part.end, part.taken
+                if part.tokens:
+                    for holder, placement in self._place(section, begin, part):
+                        of_block.setdefault(holder, []).append(placement)
+                    begin += part.tokens
+                if part.checkpoint:
+                    self._write(section, of_block, whole=False)
+                    of_block = {}
+                    self._begin_checkpoint()
+            self._write(section, of_block, whole=True)
         if self._shuffler.listed >= _MOST_LISTED:
             self._begin_checkpoint()
         self._settle(1)
@@ -141,11 +172,16 @@ class PileOutput:
                 self._placed += len(own)
 
     def _begin_checkpoint(self) -> None:
-        state = self._shuffler.state(self._end, self._taken, self._counts)
-        self._checkpoints.append(_Checkpoint(state, self._shuffler.take_listed(), self._placed, []))
+        with self._step():
+            state = self._shuffler.state(self._end, self._taken, self._counts)
+            self._checkpoints.append(_Checkpoint(state, self._shuffler.take_listed(), self._placed, []))
+            self._checkpoint_end, self._checkpoint_time = self._end, time.monotonic()
 
     def advance(self) -> None:
-        """Do what can be done without waiting."""
+        """Do what can be done without waiting, between two sections."""
+        is_late = time.monotonic() - self._checkpoint_time >= _CHECKPOINT_SECONDS
+        if is_late and not self._checkpoints and self._end != self._checkpoint_end:
+            self._begin_checkpoint()
         while self._writes and self._writes[0].done():
             self._writes[0].result()
             self._writes.popleft()
@@ -158,8 +194,10 @@ class PileOutput:
                 self._begin_syncs(first)
             if not all(sync.done() for sync in first.syncs):
                 return
-            self._record(first, [sync.result() for sync in first.syncs])
-            self._checkpoints.popleft()
+            hashes = [sync.result() for sync in first.syncs]
+            with self._step():
+                self._record(first, hashes)
+                self._checkpoints.popleft()
 
     def _begin_syncs(self, checkpoint: _Checkpoint) -> None:
         """Have what was added to the piles made durable, a share of them by each worker."""
@@ -193,14 +231,14 @@ class PileOutput:
         self.manifest = self._add_totals(replace(self.manifest, piles=state))
         self._disk.attempt(lambda: self._manifest_file.save(self.manifest))
 
-    def _settle(self, most: int) -> None:
+    def _settle(self, most: int, longest_seconds: float | None = None) -> None:
         """Wait until at most `most` checkpoints are left."""
         self.advance()
         while len(self._checkpoints) > most:
             for sync in self._checkpoints[0].syncs:
-                self._plane.wait(sync)
+                self._plane.wait(sync, longest_seconds)
             if not self._checkpoints[0].syncs:
-                self._plane.wait(self._writes[0])
+                self._plane.wait(self._writes[0], longest_seconds)
             self.advance()
 
     def finish(self) -> Manifest:

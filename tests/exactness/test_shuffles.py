@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -22,6 +23,7 @@ import pytest
 from fineweb_shards.errors import ChangedError, Interrupted
 from fineweb_shards.formats import jsonl
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.reading import verify
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run import disk_space, shuffle
 from fineweb_shards.run.config import Config
@@ -155,6 +157,69 @@ def test_random_shuffles_are_the_reference_resumed_or_not(
             assert runs.outputs_in(out) == one.expected(), seed
             assert again.totals == manifest.totals or one.limit is not None or one.mixed
         shutil.rmtree(folder)
+
+
+@pytest.mark.promise("a shuffle is a plain sort")
+def test_a_first_pass_that_is_stopped_keeps_what_is_placed(
+    tmp_path: Path, tries: Tries, monkeypatch: pytest.MonkeyPatch, soak: bool
+) -> None:
+    """However little that is, with a checkpoint at the end of the run alone, or, on slow input, after each section."""
+    stops = 0
+    for seed in tries(5, 80):
+        monkeypatch.setattr(piles, "_CHECKPOINT_SECONDS", 0 if seed % 2 else 10**9)
+        folder, chooser = tmp_path / str(seed), random.Random(seed)
+        one = Shuffle(2000 + seed, [*LAYOUTS] if soak else THREE_LAYOUTS)
+        monkeypatch.setattr(shuffle, "choose_count", lambda _, count=one.piles: count)
+        settings, out = {**one.settings(folder), "batch_bytes": 1024}, folder / "out"
+        with monkeypatch.context() as patch:
+            placed = stop_in_place(patch, chooser.randint(1, 9))
+            with contextlib.suppress(Interrupted):
+                runs.build_inline(out, **settings)
+        manifest = load_manifest(out)
+        assert manifest is not None
+        if manifest.pass_number == 1:
+            stops += 1
+            assert manifest.piled_tokens == sum(placed)
+        runs.build_inline(out, **settings)
+        assert runs.outputs_in(out) == one.expected(), seed
+        shutil.rmtree(folder)
+    assert stops
+
+
+def stop_in_place(patch: pytest.MonkeyPatch, sections: int) -> list[int]:
+    """Ctrl-C comes when so many sections of the first pass were placed; return a list to which their tokens come."""
+    add, placed = piles.PileOutput.add, []
+
+    def add_and_stop(self: piles.PileOutput, section: Any, slices: Any) -> None:
+        parts = list(slices)
+        placed.append(sum(part.tokens for part in parts))
+        add(self, section, parts)
+        if len(placed) == sections:
+            raise Interrupted("Interrupted.", 130)
+
+    patch.setattr(piles.PileOutput, "add", add_and_stop)
+    return placed
+
+
+def test_a_first_pass_of_an_export_that_is_stopped_keeps_what_is_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, built, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "built", tmp_path / "out"
+    runs.build_inline(built, path, shard_tokens=2000, layout="megatron")
+    monkeypatch.setattr(verify, "BLOCK_TOKENS", 777)
+    before = 0
+    for sections in (1, 5, 9):
+        with monkeypatch.context() as patch:
+            placed = stop_in_place(patch, sections)
+            done = inline.run_command("export", built, "--out", out, "--layout", "build-nanogpt", *WORDS[:4])
+            assert done.returncode == 130, done.stderr
+        manifest = load_manifest(out)
+        assert manifest is not None
+        assert manifest.piled_tokens == before + sum(placed) > before
+        before = manifest.piled_tokens
+    done = inline.run_command("export", built, "--out", out, "--layout", "build-nanogpt", *WORDS[:4])
+    assert done.returncode == 0, done.stderr
+    assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
 
 
 @pytest.mark.promise("a shuffle is a plain sort")
