@@ -165,10 +165,17 @@ class Shuffler:
         """How many documents have ended since the last `take_listed`."""
         return sum(len(one.hashes) for one in self._listed)
 
-    def take_listed(self) -> Listed:
-        """Return the documents that have ended since the last call."""
-        listed, self._listed = self._listed, []
-        return join_lists(listed)
+    @property
+    def lists(self) -> int:
+        """As many as `take_listed` has to take of them to have those that have ended up to now."""
+        return len(self._listed)
+
+    def take_listed(self, lists: int | None = None) -> Listed:
+        """Return the documents that have ended since the last call, up to a moment at which there were so many lists,
+        or all."""
+        taken = self._listed[:lists]
+        self._listed = self._listed[len(taken) :]
+        return join_lists(taken)
 
 
 def join_lists(lists: Sequence[Listed]) -> Listed:

@@ -92,12 +92,14 @@ class PileOutput:
         self._on_record = on_record
         self._manifest_file = ManifestFile(spec.store)
         self._shuffler = Shuffler(manifest.settings["shuffle"], manifest.piles, eot_first=spec.layout.eot_first)
-        self._writes: deque[Future[None]] = deque()  # of placements, in order, that may not be written yet
+        self._writes: deque[tuple[int, Future[None]]] = deque()  # of placements that may not be written yet, by number
         self._placed = 0  # placements
         self._checkpoints: deque[_Checkpoint] = deque()
         self._counts, self._end, self._taken = manifest.piles.counts, manifest.piles.end, manifest.piles.taken
-        self._checkpoint_end, self._checkpoint_time = self._end, time.monotonic()  # of the last one that was begun
-        self._is_between_steps = True
+        # The last place where a checkpoint could begin, if there is none yet: the state, and what comes before it.
+        self._noted: tuple[PileState, int, int] | None = None
+        self._checkpoint_time = time.monotonic()  # of the last one that was begun
+        self._is_recording = False
         sizes = sizes_of(folder, manifest.piles, spec.shard_format)
         disk.attempt(lambda: prepare_piles(sizes))
         with output_errors(folder):
@@ -107,42 +109,42 @@ class PileOutput:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Record what is placed when a run is stopped, unless the output is at fault, or it was in the middle of a
-        step."""
+        """Record the sections that are placed when a run is stopped, unless the output is at fault, or Ctrl-C has come
+        while something was recorded."""
         stops = isinstance(error, (ShardError, Interrupted)) and not isinstance(error, OutputError)
-        if not stops or not self._is_between_steps:
+        if not stops or self._is_recording:
             return
         # Not for long, and the first error is the one to tell.
         self._spec.store.hurry(LONGEST_LAST_SECONDS)
         with contextlib.suppress(ShardError, Interrupted, TimeoutError):
-            if self._end != self._checkpoint_end:
-                self._begin_checkpoint()
+            self._begin_checkpoint()
             self._settle(0, LONGEST_LAST_SECONDS)
 
     @contextlib.contextmanager
-    def _step(self) -> Iterator[None]:
-        """Do what has to be done whole, or nothing can be recorded any more: Ctrl-C may come at any place in it."""
-        before, self._is_between_steps = self._is_between_steps, False
+    def _recording(self) -> Iterator[None]:
+        """Do what has to be done whole, or nothing can be recorded any more."""
+        self._is_recording = True
         yield
-        self._is_between_steps = before
+        self._is_recording = False
 
     def add(self, section: Section, slices: Iterable[ShardSlice]) -> None:
         """Place a section, given the slices that it is cut into, one after the other."""
         of_block: dict[int, list[Placement]] = {}
         begin = 0
-        with self._step():
-            for part in slices:
-                self._counts += part.counts
-                self._end, self._taken = part.end, part.taken
-                if part.tokens:
-                    for holder, placement in self._place(section, begin, part):
-                        of_block.setdefault(holder, []).append(placement)
-                    begin += part.tokens
-                if part.checkpoint:
-                    self._write(section, of_block, whole=False)
-                    of_block = {}
-                    self._begin_checkpoint()
-            self._write(section, of_block, whole=True)
+        for part in slices:
+            self._counts += part.counts
+            self._end, self._taken = part.end, part.taken
+            if part.tokens:
+                for holder, placement in self._place(section, begin, part):
+                    of_block.setdefault(holder, []).append(placement)
+                begin += part.tokens
+            if part.checkpoint:
+                self._write(section, of_block, whole=False)
+                of_block = {}
+                self._note_place()
+                self._begin_checkpoint()
+        self._write(section, of_block, whole=True)
+        self._note_place()
         if self._shuffler.listed >= _MOST_LISTED:
             self._begin_checkpoint()
         self._settle(1)
@@ -168,26 +170,33 @@ class PileOutput:
         for number, block in enumerate(section.blocks):
             own, last = of_block.get(number, []), whole and number in section.finished
             if own or last:
-                self._writes.extend(self._plane.place(block.tokens, own, last=last))
+                self._writes.extend(enumerate(self._plane.place(block.tokens, own, last=last), self._placed))
                 self._placed += len(own)
 
+    def _note_place(self) -> None:
+        """Note that a checkpoint may begin here: all that the shuffler has assigned is placed."""
+        state = self._shuffler.state(self._end, self._taken, self._counts)
+        self._noted = state, self._shuffler.lists, self._placed
+
     def _begin_checkpoint(self) -> None:
-        with self._step():
-            state = self._shuffler.state(self._end, self._taken, self._counts)
-            self._checkpoints.append(_Checkpoint(state, self._shuffler.take_listed(), self._placed, []))
-            self._checkpoint_end, self._checkpoint_time = self._end, time.monotonic()
+        """Begin one at the place that was noted last, if there is none yet."""
+        if self._noted is None:
+            return
+        with self._recording():
+            state, lists, placed = self._noted
+            self._checkpoints.append(_Checkpoint(state, self._shuffler.take_listed(lists), placed, []))
+            self._noted, self._checkpoint_time = None, time.monotonic()
 
     def advance(self) -> None:
-        """Do what can be done without waiting, between two sections."""
-        is_late = time.monotonic() - self._checkpoint_time >= _CHECKPOINT_SECONDS
-        if is_late and not self._checkpoints and self._end != self._checkpoint_end:
+        """Do what can be done without waiting."""
+        if not self._checkpoints and time.monotonic() - self._checkpoint_time >= _CHECKPOINT_SECONDS:
             self._begin_checkpoint()
-        while self._writes and self._writes[0].done():
-            self._writes[0].result()
+        while self._writes and self._writes[0][1].done():
+            self._writes[0][1].result()
             self._writes.popleft()
         while self._checkpoints:
             first = self._checkpoints[0]
-            if first.after > self._placed - len(self._writes):
+            if first.after > (self._writes[0][0] if self._writes else self._placed):
                 return
             if not first.syncs:
                 self._spec.store.check_lock()
@@ -195,7 +204,7 @@ class PileOutput:
             if not all(sync.done() for sync in first.syncs):
                 return
             hashes = [sync.result() for sync in first.syncs]
-            with self._step():
+            with self._recording():
                 self._record(first, hashes)
                 self._checkpoints.popleft()
 
@@ -238,12 +247,13 @@ class PileOutput:
             for sync in self._checkpoints[0].syncs:
                 self._plane.wait(sync, longest_seconds)
             if not self._checkpoints[0].syncs:
-                self._plane.wait(self._writes[0], longest_seconds)
+                self._plane.wait(self._writes[0][1], longest_seconds)
             self.advance()
 
     def finish(self) -> Manifest:
         """Record the end of the pass."""
         self._shuffler.end()
+        self._note_place()
         self._begin_checkpoint()
         self._settle(0)
         state = self.manifest.piles

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from fineweb_shards.run import disk_space, shuffle
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest
+from fineweb_shards.stream.section import Section
 from fineweb_shards.system.durable import is_locked
+from fineweb_shards.types import ShardSlice
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.writing import piles
 from fineweb_shards.writing.placement import Output
@@ -187,15 +189,18 @@ def test_a_first_pass_that_is_stopped_keeps_what_is_placed(
 
 
 def stop_in_place(patch: pytest.MonkeyPatch, sections: int) -> list[int]:
-    """Ctrl-C comes when so many sections of the first pass were placed; return a list to which their tokens come."""
+    """Ctrl-C comes in the middle of a section, after so many whole ones of the first pass; return a list to which the
+    tokens of those come."""
     add, placed = piles.PileOutput.add, []
 
-    def add_and_stop(self: piles.PileOutput, section: Any, slices: Any) -> None:
+    def stop(parts: list[ShardSlice]) -> Iterator[ShardSlice]:
+        yield from parts[:1]
+        raise Interrupted("Interrupted.", 130)
+
+    def add_and_stop(self: piles.PileOutput, section: Section, slices: Iterable[ShardSlice]) -> None:
         parts = list(slices)
+        add(self, section, stop(parts) if len(placed) == sections else parts)
         placed.append(sum(part.tokens for part in parts))
-        add(self, section, parts)
-        if len(placed) == sections:
-            raise Interrupted("Interrupted.", 130)
 
     patch.setattr(piles.PileOutput, "add", add_and_stop)
     return placed
