@@ -3,7 +3,7 @@
 Without a shuffle that is the size of the shards, or for a bucket of those that are being made. The piles of a shuffle
 take as much as the result, and its list of documents a little more. In the second pass each pile is deleted once all
 it has given is recorded, so that the peak is the result once, with what is under way: shards that are not recorded yet,
-and one pile. Piles that are on another disk (--scratch) are looked at by themselves.
+and the largest pile. Piles that are on another disk (--scratch) are looked at by themselves.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Rest:
     done_tokens: int  # in finished shards
     workers: int
     piles: PileState | None = None  # of a shuffle
+    val_tokens: int = 0  # of these, in the pile of files for validation; about
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ def find_needs(spec: OutputSpec, pile_folder: Path, rest: Rest) -> list[DiskNeed
     if disk_of(pile_folder) != disk_of(spec.folder):
         ours = DiskNeed(spec.folder, shards, 0, free_disk_bytes(spec.folder))
         return [ours, DiskNeed(pile_folder, left, left, free_disk_bytes(pile_folder))]
-    pile = size_bytes(max(rest.tokens // piles.count, *piles.tokens))
+    val, *train = piles.tokens
+    val = val if piles.ended else max(val, rest.val_tokens)
+    pile = size_bytes(max(rest.tokens // piles.count, val if rest.done_tokens < val else 0, *train))
     return [DiskNeed(spec.folder, left + min(shards, at_once * shard + pile), left, free_disk_bytes(spec.folder))]
 
 

@@ -266,6 +266,7 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk) -> Ma
         if manifest.pass_number == 1:
             bar.set_description_str(PASS_NAMES[1])
             manifest = _write_piles(job, config, manifest, plane, disk, advance)
+            plane.close()  # while a pile is open its space is not free when it is removed
         bar.set_description_str(PASS_NAMES[2])
         source, second = pile_source(spec, config, manifest), second_spec(spec)
         sections = read_piles(source, second, manifest.end)

@@ -316,6 +316,22 @@ def test_piles_are_made_again_on_a_disk_that_the_old_ones_fill(
     assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists open files")
+def test_an_export_closes_its_piles_before_they_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a file is open, its space is not free."""
+    path, read, opened = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), shuffle.read_piles, []
+
+    def look(*arguments: Any) -> Any:
+        opened.extend(os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())
+        return read(*arguments)
+
+    monkeypatch.setattr("fineweb_shards.run.export.read_piles", look)
+    runs.build_inline(tmp_path / "built", path, shard_tokens=2000)
+    assert inline.run_command("export", tmp_path / "built", "--out", tmp_path / "out", *WORDS[:4]).returncode == 0
+    assert opened
+    assert not [name for name in opened if "/piles/" in name]
+
+
 def stop_in_second_pass(patch: pytest.MonkeyPatch) -> None:
     """A build or an export is interrupted when it has recorded a few shards."""
     record, counter = Output._record, itertools.count(1)
