@@ -13,6 +13,7 @@ holds a pile, however large it is, and the disk is read in one go.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import zlib
@@ -24,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.errors import DamageError
+from fineweb_shards.errors import DamageError, OutputError
 from fineweb_shards.formats.base import Format, PileSettings
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.system.durable import output_errors
@@ -45,6 +46,22 @@ def pile_name(number: int) -> str:
 
 def list_path(folder: Path) -> Path:
     return folder / "documents"
+
+
+@contextlib.contextmanager
+def pile_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of a file of the first pass into one of our errors; if it can't be read, with what helps."""
+    try:
+        with output_errors(path):
+            yield
+    except OutputError as error:
+        if error.hint != OutputError.hint:
+            raise
+        raise OutputError(
+            error.message,
+            "Its disk may be faulty. Run the same command again. If that ends here as well, remove this file: then the "
+            "first pass is made again, and finished shards are kept.",
+        ) from error
 
 
 def digest_of(path: Path, begin: int, end: int) -> hashlib._Hash:
@@ -148,10 +165,12 @@ class PilesFormat(Format):
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         if not file.size_bytes:
             return
-        pile, piles = self._pile(file), self.settings.piles
+        piles = self.settings.piles
         assert piles is not None
         width = piles.dtype.itemsize
-        self._check(file, pile, width)
+        with pile_errors(Path(file.path)):
+            pile = self._pile(file)
+            self._check(file, pile, width)
         while position < pile.tokens:
             end = pile.cut(position, max(1, self.settings.batch_bytes // width))
             starts, ends = pile.is_in_document(position), pile.is_in_document(end)
@@ -162,8 +181,7 @@ class PilesFormat(Format):
         """Raise DamageError if a pile is not what was written. It is removed, so that the next run makes all again."""
         path, done = Path(file.path), 0
         for tokens, sha256 in pile.added:
-            with output_errors(path):
-                found = digest_of(path, done * width, tokens * width).digest()
+            found = digest_of(path, done * width, tokens * width).digest()
             if found != sha256:
                 path.unlink()
                 raise _changed(path, "It was removed: the")
@@ -184,16 +202,18 @@ class PilesFormat(Format):
         return self._piles[file.index]
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
-        pile, piles = self._pile(file), self.settings.piles
+        path, piles = Path(file.path), self.settings.piles
         assert piles is not None
+        with pile_errors(path):
+            pile = self._pile(file)
         first, last = np.searchsorted(pile.ends, (batch.position, batch.end - 1), side="right").tolist()
         chosen = slice(first, last + 1)
         starts = pile.ends[chosen] - pile.lengths[chosen]
         begins = np.maximum(batch.position - starts, 0)  # in its document
         lengths = np.minimum(batch.end - starts, pile.lengths[chosen]) - begins
         places = (pile.offsets[chosen] + begins) * piles.dtype.itemsize
-        path = Path(file.path)
-        tokens = _read_ranges(path, places, lengths * piles.dtype.itemsize).view(piles.dtype)
+        with pile_errors(path):
+            tokens = _read_ranges(path, places, lengths * piles.dtype.itemsize).view(piles.dtype)
         ends = np.cumsum(lengths)
         eots = ends - lengths if piles.eot_first else ends - 1
         if piles.eot_first and batch.starts_mid_document:

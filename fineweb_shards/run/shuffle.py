@@ -20,7 +20,7 @@ from fineweb_shards.errors import ChangedError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.formats.base import PileSettings, ReadSettings
-from fineweb_shards.formats.piles import FOLDER, digest_of, pile_name
+from fineweb_shards.formats.piles import FOLDER, digest_of, pile_errors, pile_name
 from fineweb_shards.formats.registry import PILES
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
@@ -104,7 +104,7 @@ def _earlier_folder(config: Config) -> Path | None:
 def note_scratch(config: Config) -> None:
     """Note where the piles are: the first pass begins, or continues."""
     path = _scratch_note(config)
-    if config.scratch and not config.bucket_url:
+    if config.has_own_pile_folder:
         write_file(path, os.fsencode(config.pile_folder.absolute()), path.parent)
 
 
@@ -134,7 +134,7 @@ def _find_lost(spec: OutputSpec, folder: Path, manifest: Manifest, state: PileSt
             return path
     if not list_bytes or (state.ended and not needed):
         return None
-    with output_errors(listed):
+    with pile_errors(listed):
         is_there = is_plain_file(listed)
         return None if is_there and digest_of(listed, 0, list_bytes).hexdigest() == state.list_sha256 else listed
 
@@ -257,7 +257,7 @@ def read_piles(source: Parts, spec: OutputSpec, start: Cursors) -> Iterator[Sect
 def lock_scratch(config: Config) -> Iterator[None]:
     """Lock the folder of the piles for one run, if it is not in that of the output, which is locked: runs on several
     machines may have the same one, and the same path of another output. A run that leaves no piles leaves nothing."""
-    if config.shuffle is None or not config.scratch or config.bucket_url:
+    if not config.has_own_pile_folder:
         yield
         return
     with FolderLock(config.pile_folder.parent.parent, is_own=True) as lock:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fineweb_shards.events import Observer
-from fineweb_shards.formats.piles import digest_of, list_path, pile_name
+from fineweb_shards.formats.piles import digest_of, list_path, pile_errors, pile_name
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.shard_files import seal_segment
 from fineweb_shards.store.store import Segment, Store
@@ -34,7 +34,7 @@ def seal(
     hashes = []
     for number, begin, end in work.ranges:
         path = work.path / pile_name(number)
-        with output_errors(path):
+        with pile_errors(path):
             if begin < end:
                 with open_own(path, "r+b") as file:
                     os.fsync(file.fileno())  # never a second time: see system/durable.py

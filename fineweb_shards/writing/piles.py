@@ -21,7 +21,7 @@ import numpy as np
 
 from fineweb_shards.errors import ChangedError, Interrupted, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
-from fineweb_shards.formats.piles import append_to_list, digest_of, list_block, list_path
+from fineweb_shards.formats.piles import append_to_list, digest_of, list_block, list_path, pile_errors
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import ManifestFile
 from fineweb_shards.store.pile_files import PileWork, prepare_piles, sizes_of
@@ -102,7 +102,7 @@ class PileOutput:
         self._is_recording = False
         sizes = sizes_of(folder, manifest.piles, spec.shard_format)
         disk.attempt(lambda: prepare_piles(sizes))
-        with output_errors(folder):
+        with pile_errors(list_path(folder)):
             self._list_digest = digest_of(list_path(folder), 0, manifest.piles.list_bytes)
 
     def __enter__(self) -> PileOutput:

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 from fineweb_shards.errors import DiskFullError, OutputError
+from fineweb_shards.formats import piles as pile_format
 from fineweb_shards.run import shuffle
 from fineweb_shards.run.plan import check_disk, make_plan
 from fineweb_shards.store import sidecars
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.units import show_bytes
 from fineweb_shards.writing import piles, placement
-from tests.support import layout_reference, reference, runs, shuffle_reference
+from tests.support import inline, layout_reference, reference, runs, shuffle_reference
 from tests.support.documents import make_documents
 from tests.support.doubles import FailingCall
 from tests.support.inputs import write_parquet
@@ -168,6 +169,39 @@ def test_an_fsync_error_in_either_pass_of_a_shuffle_ends_the_run(
         runs.build_inline(out, path, **settings)
         assert runs.shards_in(out) == expected
     assert {True, False} == set(ends)
+
+
+@pytest.mark.parametrize("unreadable", ["0002", "documents"])
+def test_a_pile_that_can_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str) -> None:
+    """In every run, with what helps: without the file the first pass is made again."""
+    monkeypatch.setattr(shuffle, "choose_count", lambda _: 2)
+    path, out = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10), tmp_path / "out"
+    pile = out / ".fineweb-shards/piles" / unreadable
+    words = ["build", "--input", path, "--out", out, "--shuffle", 3, "--shard-tokens", 2000]
+    opened, second_pass = pile_format.open_own, shuffle.second_pass
+
+    class Unreadable(io.FileIO):
+        def readinto(self, buffer: Any) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def open_own(path: Path, mode: Any, **more: Any) -> Any:
+        return io.BufferedReader(Unreadable(path)) if path == pile and mode == "rb" else opened(path, mode, **more)
+
+    def break_disk(*arguments: Any) -> Any:
+        patch.setattr(pile_format, "open_own", open_own)
+        return second_pass(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fineweb_shards.run.build.second_pass", break_disk)
+        for _ in range(2):
+            done = inline.run_command(*words)
+            assert done.returncode == 5, done.stderr
+            assert f"{pile}: Input/output error." in done.stderr
+            assert "remove this file: then the first pass is made again" in done.stderr
+    pile.unlink()
+    assert inline.run_command(*words).returncode == 0
+    expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(DOCUMENTS, 3)), 2000)
+    assert runs.shards_in(out) == expected
 
 
 @pytest.mark.promise("an fsync error is fatal")

@@ -55,7 +55,8 @@ class Shipment:
     current_folder: str  # of the driver: relative paths start there
     vocabulary_files: dict[str, bytes] = field(repr=False)  # by name; GPT-2 has none
     environment: dict[str, str] = field(repr=False)  # variables; some are secrets
-    mark: str | None  # stands in a file of the output folder, if all nodes have to see that folder
+    shared: tuple[Path, ...]  # folders that all nodes have to see
+    mark: str  # stands in a file of each of them
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fineweb_shards.events import Event, Observer
@@ -73,8 +74,9 @@ _WRITTEN = completed(None)  # at the latest when the file is sealed
 
 class RayExecutor(ScheduledExecutor[Attempt]):
     """Tokenizes with tasks on a cluster. `out` is where shards go, a folder or an address; `shared_folder`: all nodes
-    see the output folder. `window_bytes` is the most text of streams, which the driver has to keep; `most_tasks` how
-    many tasks encode at once. `quarantined` are documents that earlier runs left out."""
+    see the output folder, and `scratch`, if the piles of a shuffle are there. `window_bytes` is the most text of
+    streams, which the driver has to keep; `most_tasks` how many tasks encode at once. `quarantined` are documents that
+    earlier runs left out."""
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         *,
         out: str,
         shared_folder: bool,
+        scratch: Path | None = None,
         window_bytes: int,
         most_tasks: int | None = None,
         quarantined: Iterable[Quarantined] = (),
@@ -94,6 +97,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._cluster = cluster
         self._out = out
         self._shared_folder = shared_folder
+        self._shared = (spec.store.folder, *([scratch] if scratch else [])) if shared_folder else ()
         self._most_tasks = most_tasks
         self._window_bytes = window_bytes if spec.source.bytes_by_value > window_bytes else _ALL
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -123,13 +127,13 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     def _start(self) -> None:
         self._cluster.connect()
-        mark = secrets.token_hex(16) if self._shared_folder else None
-        if mark is not None:  # which nodes have to find in the output folder
-            make_folder(self._spec.store.folder / WORK_FOLDER)
-            write_quickly(self._spec.store.folder / WORK_FOLDER / MARK_FILE, mark.encode())
+        mark = secrets.token_hex(16)
+        for folder in self._shared:  # in which nodes have to find it
+            make_folder(folder / WORK_FOLDER)
+            write_quickly(folder / WORK_FOLDER / MARK_FILE, mark.encode())
         files = board.pack_vocabulary(self._spec.vocabulary)
         environment = board.pack_environment(self._spec.source, self._out)
-        shipment = board.Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, mark)
+        shipment = board.Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, self._shared, mark)
         self._board = board.start_board(self._run, shipment)
         self._encode_task = (
             load_ray()
@@ -165,7 +169,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             if self._board is not None:
                 load_ray().kill(self._board)
         self._cluster.close()
-        (self._spec.store.folder / WORK_FOLDER / MARK_FILE).unlink(missing_ok=True)
+        for folder in self._shared:
+            (folder / WORK_FOLDER / MARK_FILE).unlink(missing_ok=True)
 
     @property
     def workers(self) -> int:
