@@ -77,12 +77,7 @@ def find_piles(spec: OutputSpec, config: Config, manifest: Manifest, observer: O
             )
         text = f"{lost} is not there, and the earlier --scratch folder {earlier.parents[2]} has no piles, either"
     observer.tell(Event("piles", f"{text}: the first pass of the shuffle begins anew"))
-    # As many, and the same ones: cursors of finished shards are places in them.
-    again = _with_piles(manifest, state.count)
-    assert again.piles is not None
-    return replace(
-        again, piles=replace(again.piles, earlier_tokens=state.tokens if state.ended else state.earlier_tokens)
-    )
+    return replace(manifest, piles=state.again())
 
 
 def _scratch_note(config: Config) -> Path:
@@ -115,13 +110,9 @@ def count_piles(spec: OutputSpec, expected_tokens: int | None) -> int:
 
 def begin_piles(spec: OutputSpec, manifest: Manifest, expected_tokens: int | None) -> Manifest:
     """Return the manifest with piles, for a stream of about that length."""
-    return _with_piles(manifest, count_piles(spec, expected_tokens))
-
-
-def _with_piles(manifest: Manifest, count: int) -> Manifest:
     starts = (Cursor(0, 0),) * len(manifest.parts)
     taken = tuple(Taken() for _ in manifest.parts) if manifest.mix else ()
-    return replace(manifest, piles=PileState.beginning(count, starts, taken))
+    return replace(manifest, piles=PileState.beginning(count_piles(spec, expected_tokens), starts, taken))
 
 
 def _find_lost(spec: OutputSpec, folder: Path, manifest: Manifest, state: PileState) -> Path | None:

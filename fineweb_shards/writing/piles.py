@@ -28,7 +28,7 @@ from fineweb_shards.store.pile_files import PileWork, prepare_piles, sizes_of
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.packer import PackedTotals, Packer
 from fineweb_shards.stream.section import Section
-from fineweb_shards.stream.shuffle import Listed, PileState, Shuffler
+from fineweb_shards.stream.shuffle import CHECKSUMS, Listed, PileState, Shuffler
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.retry import Disk
@@ -232,7 +232,8 @@ class PileOutput:
         self._disk.attempt(append)
         self._list_digest.update(block)
         end, sha256 = before.list_bytes + len(block), self._list_digest.hexdigest()
-        self._save(replace(checkpoint.state, list_bytes=end, list_sha256=sha256))
+        checksum = (before.checksum + listed.checksum) % CHECKSUMS
+        self._save(replace(checkpoint.state, list_bytes=end, list_sha256=sha256, checksum=checksum))
         self._on_record(checkpoint.state.end)
 
     def _save(self, state: PileState) -> None:
@@ -258,11 +259,13 @@ class PileOutput:
         self._settle(0)
         state = self.manifest.piles
         assert state is not None
-        if self.manifest.shards and state.earlier_tokens not in ((), state.tokens):
+        if self.manifest.shards and state.earlier_checksum not in (None, state.checksum):
+            self._save(state.again())  # for another try
             raise ChangedError(
                 f"{self._spec.store.location}: the first pass of the shuffle was made again, and gave other documents "
                 "than those of which shards were made.",
-                "Has the input changed, or --on-bad-file? Start over with --fresh.",
+                "Run it again with the --on-bad-file of the first time and an input that can be read, and the pass is "
+                "made once more; or start over with --fresh.",
             )
-        self._save(replace(state, ended=True, earlier_tokens=()))
+        self._save(replace(state, ended=True, earlier_checksum=None))
         return self.manifest
