@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from fineweb_shards.errors import ChangedError, Interrupted
+from fineweb_shards.executors.base import InProcessPlane
 from fineweb_shards.formats import jsonl
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading import verify
@@ -38,6 +39,7 @@ from fineweb_shards.writing.placement import Output
 from tests.conftest import THREE_LAYOUTS
 from tests.exactness.test_mixes import Part, draw_part, text_of, toml_of
 from tests.support import inline, layout_reference, mix_reference, reference, runs, shuffle_reference
+from tests.support.doubles import AtOncePlane
 from tests.support.inputs import write_jsonl, write_text
 from tests.support.layout_reference import EOT_FIRST, Wanted
 from tests.support.promises import Tries
@@ -316,6 +318,30 @@ def test_piles_are_made_again_on_a_disk_that_the_old_ones_fill(
     assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
 
 
+@pytest.mark.usefixtures("small_steps", "three_piles")
+@pytest.mark.parametrize("name", ["0002", "documents"])
+def test_a_damaged_pile_of_an_export_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As in a build: it is told, or noticed at once if it is the list, and finished shards are kept."""
+    path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+    runs.build_inline(tmp_path / "built", path, shard_tokens=2000)
+    words = ["export", tmp_path / "built", "--out", out, *WORDS[:4]]
+    with monkeypatch.context() as patch:
+        stop_in_second_pass(patch)
+        assert inline.run_command(*words).returncode == 130
+    finished = runs.outputs_in(out)
+    pile = out / ".fineweb-shards" / "piles" / name
+    flip(pile)
+    done = inline.run_command(*words)
+    if name != "documents":
+        assert done.returncode == 7, done.stderr
+        assert f"{pile}: this file of the shuffle has changed since it was written." in done.stderr
+        assert finished.items() <= runs.outputs_in(out).items()
+        done = inline.run_command(*words)
+    assert done.returncode == 0, done.stderr
+    assert "the first pass of the shuffle begins anew" in done.stderr
+    assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists open files")
 def test_an_export_closes_its_piles_before_they_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a file is open, its space is not free."""
@@ -333,14 +359,14 @@ def test_an_export_closes_its_piles_before_they_are_removed(tmp_path: Path, monk
 
 
 def stop_in_second_pass(patch: pytest.MonkeyPatch) -> None:
-    """A build or an export is interrupted when it has recorded a few shards."""
-    record, counter = Output._record, itertools.count(1)
+    """A build or an export is interrupted when it has recorded its first shards, of the first pile."""
+    record = Output._record
 
     def record_and_stop(self: Output, *arguments: Any) -> None:
         record(self, *arguments)
-        if next(counter) == 3:
-            raise Interrupted("Interrupted.", 130)
+        raise Interrupted("Interrupted.", 130)
 
+    patch.setattr(InProcessPlane, "_start", AtOncePlane._start)
     patch.setattr(Output, "_record", record_and_stop)
 
 
@@ -554,8 +580,10 @@ def stop_first_pass(patch: pytest.MonkeyPatch, checkpoints: int = 2) -> None:
 
 
 @pytest.mark.usefixtures("small_steps", "three_piles")
-@pytest.mark.parametrize("command", ["build", "export"])
-@pytest.mark.parametrize(("begun", "resumed"), [("one", "two"), ("one", ""), ("", "two")])
+@pytest.mark.parametrize(
+    ("command", "begun", "resumed"),
+    [("build", "one", "two"), ("build", "one", ""), ("build", "", "two"), ("export", "one", "")],
+)
 def test_piles_in_another_scratch_folder_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, begun: str, resumed: str
 ) -> None:

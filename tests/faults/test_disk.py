@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 from fineweb_shards.errors import DiskFullError, OutputError
 from fineweb_shards.formats import piles as pile_format
+from fineweb_shards.reading import verify
 from fineweb_shards.run import shuffle
 from fineweb_shards.run.plan import check_disk, make_plan
 from fineweb_shards.store import sidecars
@@ -124,19 +126,24 @@ def test_a_full_disk_while_files_grow(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.promise("a full disk loses nothing")
-def test_a_full_disk_in_either_pass_of_a_shuffle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["build", "export"])
+def test_a_full_disk_in_either_pass_of_a_shuffle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """What is recorded of either pass stays, and with space the same command completes."""
+    monkeypatch.setattr(verify, "BLOCK_TOKENS", 777)
     monkeypatch.setattr(shuffle, "choose_count", lambda _: 4)
     monkeypatch.setattr(piles, "_TOKENS_PER_PILE", 1)
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
     expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(DOCUMENTS, 3)), 2000)
     out, settings = tmp_path / "out", {"shuffle": 3, "shard_tokens": 2000, "batch_bytes": 2048}
-    states = []
+    run, states = partial(runs.build_inline, out, path), []
+    if command == "export":
+        runs.build_inline(tmp_path / "built", path)
+        run = partial(runs.export_mix, out, [tmp_path / "built"], [{}])
     for writes in range(0, 120, 7):
         with monkeypatch.context() as patch:
             FullDisk(patch, writes)
             with contextlib.suppress(DiskFullError):
-                runs.build_inline(out, path, max_outage=0, **settings)
+                run(max_outage=0, **settings)
         manifest = load_manifest(out)
         assert manifest is not None
         states.append((sum(manifest.piles.tokens) if manifest.piles else 0, manifest.tokens))
@@ -144,7 +151,7 @@ def test_a_full_disk_in_either_pass_of_a_shuffle(tmp_path: Path, monkeypatch: py
     assert states == sorted(states)
     assert len({piled for piled, _ in states}) > 3
     assert len({tokens for _, tokens in states}) >= 3  # none, some and all of the shards
-    runs.build_inline(out, path, **settings)
+    run(**settings)
     assert runs.shards_in(out) == expected
 
 
