@@ -61,13 +61,15 @@ def find_needs(spec: OutputSpec, pile_folder: Path, rest: Rest) -> list[DiskNeed
     if not piles.ended:
         left = size_bytes(max(0, rest.tokens - sum(piles.tokens)))
         left += max(0, ENTRY_BYTES * rest.documents - piles.list_bytes)
+    free = free_disk_bytes(pile_folder)
+    if not any(piles.tokens):  # a first pass that begins removes what an earlier one has left
+        free += sum(path.stat().st_size for path in pile_folder.glob("*"))
     if disk_of(pile_folder) != disk_of(spec.folder):
-        ours = DiskNeed(spec.folder, shards, 0, free_disk_bytes(spec.folder))
-        return [ours, DiskNeed(pile_folder, left, left, free_disk_bytes(pile_folder))]
+        return [DiskNeed(spec.folder, shards, 0, free_disk_bytes(spec.folder)), DiskNeed(pile_folder, left, left, free)]
     val, *train = piles.tokens
     val = val if piles.ended else max(val, rest.val_tokens)
     pile = size_bytes(max(rest.tokens // piles.count, val if rest.done_tokens < val else 0, *train))
-    return [DiskNeed(spec.folder, left + min(shards, at_once * shard + pile), left, free_disk_bytes(spec.folder))]
+    return [DiskNeed(spec.folder, left + min(shards, at_once * shard + pile), left, free)]
 
 
 def check_needs(needs: Iterable[DiskNeed], spec: OutputSpec, *, exact: bool, has_limit: bool = True) -> None:

@@ -92,6 +92,16 @@ def test_piles_on_another_disk_are_looked_at_by_themselves(spec: OutputSpec, tmp
         check_needs(full, spec, exact=True)
 
 
+def test_what_a_first_pass_has_left_is_free_for_the_next(spec: OutputSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that `plan` says what a build will find that removes it; what is continued stays."""
+    monkeypatch.setattr(disk_space, "free_disk_bytes", lambda folder: 1000)
+    (spec.folder / "piles").mkdir(parents=True)
+    (spec.folder / "piles" / "0001").write_bytes(bytes(500))
+    for state, free in ((NEW, 1500), (HALF, 1000), (ENDED, 1000)):
+        (need,) = find_needs(spec, spec.folder / "piles", replace(REST, piles=state))
+        assert need.free_bytes == free
+
+
 def test_disks_are_told_apart(tmp_path: Path) -> None:
     """Also where a folder will only be."""
     assert disk_of(tmp_path) == disk_of(tmp_path / "a" / "b")
