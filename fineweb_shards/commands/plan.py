@@ -51,14 +51,14 @@ def run_plan(options: argparse.Namespace) -> None:
     job = make_job(config, store, begun=begun, observer=observer)
     manifest: Manifest | None = None
     refusal: ShardError | None = None
+    held = store.is_locked()
     try:
         manifest = open_manifest(job, same_source=False)
+        if not manifest.complete and not held:
+            manifest = find_piles(job.output, config, manifest, observer)
     except ShardError as error:
-        refusal = error
+        manifest, refusal = None, error
     begins = manifest is not None and not manifest.complete
-    held = store.is_locked()
-    if manifest and begins and not held:
-        manifest = find_piles(job.output, config.pile_folder, manifest, observer)
     rest: dict[str, Any] = {}
     if manifest and begins:
         rest = {"start": manifest.input_end, "done_tokens": manifest.tokens, "piles": manifest.piles}

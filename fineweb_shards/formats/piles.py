@@ -15,6 +15,7 @@ what `PART_BYTES` are enough for.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import zlib
@@ -27,7 +28,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.errors import DamageError
+from fineweb_shards.errors import DamageError, OutputError
 from fineweb_shards.formats.base import Format, PileSettings
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.system.durable import output_errors
@@ -57,6 +58,22 @@ def pile_name(number: int) -> str:
 
 def list_path(folder: Path) -> Path:
     return folder / "documents"
+
+
+@contextlib.contextmanager
+def pile_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of a file of the first pass into an OutputError; if it can't be read, with the next step."""
+    try:
+        with output_errors(path):
+            yield
+    except OutputError as error:
+        if error.hint != OutputError.hint:
+            raise
+        raise OutputError(
+            error.message,
+            "Its disk may be faulty. Rerun the same command. If it fails here again, remove this file: then the first "
+            "pass is repeated, and finished shards are kept.",
+        ) from error
 
 
 def digest_of(path: Path, begin: int, end: int) -> hashlib._Hash:
@@ -125,7 +142,7 @@ class _Pile:
 
     def __init__(self, path: Path, number: int, piles: PileSettings) -> None:
         self._path = path
-        with output_errors(path):
+        with pile_errors(path):
             self._rows, self._positions = self._read_rows(number, piles)
             # Of what each checkpoint has added: where it ends in the pile, and its SHA-256.
             self.added = [(int(row["tokens"]), row["sha256"].tobytes()) for row in self._rows]
@@ -145,7 +162,7 @@ class _Pile:
     def parts(self, position: int) -> Iterator[_Part]:
         """Yield the parts from that on which has this position."""
         for number in range(int(np.searchsorted(self._ends, position, side="right")), len(self._ends)):
-            with output_errors(self._path):
+            with pile_errors(self._path):
                 part = self._part(number)
             yield part
             del part
@@ -223,7 +240,8 @@ class PilesFormat(Format):
         assert piles is not None
         width, path = piles.dtype.itemsize, Path(file.path)
         pile = _Pile(list_path(path.parent), file.index, piles)
-        self._check(path, pile, width)
+        with pile_errors(path):
+            self._check(path, pile, width)
         limits = max(1, most // width), max(1, most // ENTRY_BYTES)
         for part in pile.parts(position):
             while position < part.end:
@@ -237,8 +255,7 @@ class PilesFormat(Format):
         """Raise DamageError if a pile is not what was written. It is removed, so that the next run makes all again."""
         done = 0
         for tokens, sha256 in pile.added:
-            with output_errors(path):
-                found = digest_of(path, done * width, tokens * width).digest()
+            found = digest_of(path, done * width, tokens * width).digest()
             if found != sha256:
                 path.unlink()
                 raise _changed(path, "It was removed: the")
@@ -296,7 +313,7 @@ def _read_ranges(path: Path, tokens: Tokens, places: Positions, lengths: Positio
     before = np.cumsum(sizes) - sizes
     begins += np.repeat(before - starts, counts)  # in all that is read
     bounds = np.flatnonzero(np.diff(before * width // _READ_BYTES, prepend=-1, append=-1)).tolist()
-    with output_errors(path), open_own(path, "rb", buffering=0) as file:
+    with pile_errors(path), open_own(path, "rb", buffering=0) as file:
         for first, stop in pairwise(bounds):  # hold a block or two
             held = np.empty(int(sizes[first:stop].sum()), tokens.dtype)
             view, position = held.data.cast("B"), 0

@@ -121,7 +121,7 @@ def build(
         manifest = open_manifest(job, same_source=same_source)
         if manifest.complete:
             tidy_finished(job.output.store, manifest)
-            remove_piles(job.config.pile_folder)
+            remove_piles(job.config)
             when_done()
             return Outcome(job, manifest, 0, 0, 0.0)
         refuse_planted_files(job.output.store, index=manifest.index)
@@ -188,11 +188,11 @@ def _build_rest(
     store = job.output.store
     history = load_history(job.folder)
     progress = Progress(log, screen, history, begun=manifest)
-    if manifest.piles is None:
-        remove_piles(job.config.pile_folder)  # of a build that was begun with other settings
     if job.config.shuffle is not None:
-        manifest = find_piles(job.output, job.config.pile_folder, manifest, progress)
+        manifest = find_piles(job.output, job.config, manifest, progress)
         progress.begin_pass(manifest)
+    if not manifest.piled_tokens:  # the first pass begins, with the space of what an earlier one has left
+        remove_piles(job.config)
     history.begin_run(manifest.tokens + manifest.piled_tokens, job.budget.memory_bytes)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
@@ -250,7 +250,7 @@ def run_passes(
         began = tell_begin(manifest, progress)
         manifest = run(second, replace(manifest, seconds=begun.seconds), executor, progress)
         tell_end(manifest, progress, began)
-    remove_piles(job.config.pile_folder)
+    remove_piles(job.config)
     return manifest
 
 
@@ -281,6 +281,7 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
         Cluster(job.config.ray_address, budget.workers, store_bytes, observer),
         out=job.output.store.location,
         shared_folder=job.output.store.grows_in_place,
+        scratch=job.config.pile_folder.parent.parent if job.config.has_own_pile_folder else None,
         window_bytes=budget.window_bytes,
         most_tasks=job.config.workers,
         quarantined=manifest.quarantined,

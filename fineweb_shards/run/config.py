@@ -265,9 +265,13 @@ class Config:
     @property
     def pile_folder(self) -> Path:
         """Where the piles of a shuffle are."""
-        if self.scratch and not self.bucket_url:
-            return scratch_folder(str(self.folder), self.scratch) / WORK_FOLDER / PILE_FOLDER
-        return self.folder / WORK_FOLDER / PILE_FOLDER
+        folder = scratch_folder(str(self.folder), self.scratch) if self.has_own_pile_folder else self.folder
+        return folder / WORK_FOLDER / PILE_FOLDER
+
+    @property
+    def has_own_pile_folder(self) -> bool:
+        """Whether the piles of a shuffle are in --scratch, and not where the shards are made."""
+        return self.shuffle is not None and bool(self.scratch) and not self.bucket_url
 
     @property
     def bucket_url(self) -> str | None:
@@ -312,11 +316,11 @@ class Config:
                 "folder.",
                 "Leave it out.",
             )
-        if self.shuffle is not None and self.executor == "ray" and (self.scratch or self.bucket_url):
-            where = f"--scratch {self.scratch}" if self.scratch else f"--out {self.out}"
+        if self.shuffle is not None and self.executor == "ray" and self.bucket_url:
             raise UsageError(
-                f"--shuffle with --executor ray: its piles have to be where all nodes see them, and not at {where}.",
-                "Name an --out on a shared file system, and no --scratch.",
+                f"--shuffle with --executor ray and --out {self.out}: its piles have to be where all nodes see them, "
+                "and not in a scratch folder of this machine.",
+                "Name an --out on a shared file system.",
             )
         for name in ("input", "dataset"):
             if getattr(self, name) and any({"input", "dataset"} & part.keys() for part in self.parts):

@@ -32,13 +32,14 @@ from fineweb_shards.run.shuffle import (
     begin_piles,
     find_piles,
     lock_scratch,
+    note_scratch,
     pile_source,
     read_piles,
     remove_piles,
     second_spec,
 )
 from fineweb_shards.store.cleanup import (
-    holds_shards,
+    holds_work,
     refuse_planted_files,
     refuse_untracked_shards,
     start_over,
@@ -187,16 +188,16 @@ def export(
         manifest = _open_manifest(job)
         if manifest.complete:
             tidy_finished(spec.store, manifest)
-            remove_piles(config.pile_folder)
+            remove_piles(config)
             return Exported(spec, manifest, 0, 0.0)
         refuse_planted_files(spec.store, index=manifest.index)
         documents = sum(source.manifest.documents for source in job.sources)
         # How long a mix is, only its end will tell.
         if not manifest.shards and not manifest.mix and (error := training_error(spec, config, job.tokens, documents)):
             raise error
-        manifest = find_piles(spec, config.pile_folder, manifest, observer)
-        if manifest.piles is None:
-            remove_piles(config.pile_folder)
+        manifest = find_piles(spec, config, manifest, observer)
+        if not manifest.piled_tokens:  # the first pass begins, with the space of what an earlier one has left
+            remove_piles(config)
         rest = Rest(job.tokens, documents, manifest.tokens, workers=0)
         if config.shuffle is not None:
             rest = dataclasses.replace(rest, piles=manifest.piles or begin_piles(spec, manifest, job.tokens).piles)
@@ -219,7 +220,7 @@ def _open_manifest(job: ExportJob) -> Manifest:
     try:
         _check_same_export(manifest, new)
     except ChangedError:
-        if holds_shards(spec.store, manifest):
+        if holds_work(spec.store, manifest):
             raise
         refuse_untracked_shards(spec.store, spec.layout, set())
         return new
@@ -269,13 +270,14 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progr
         if manifest.pass_number == 1:
             bar.set_description_str(PASS_NAMES[1])
             manifest = _write_piles(job, config, manifest, plane, disk, advance)
+            plane.close()  # while a pile is open its space is not free when it is removed
         bar.set_description_str(PASS_NAMES[2])
         source, second = pile_source(spec, config, manifest), second_spec(spec)
         sections = read_piles(source, second, manifest.end)
         manifest = _write_shards(
             second, config, manifest, sections, None, plane, disk, advance, lambda _, end: source.release_before(end)
         )
-        remove_piles(config.pile_folder)
+        remove_piles(config)
         return manifest
 
 
@@ -292,14 +294,15 @@ def _write_piles(
         manifest = begin_piles(job.spec, manifest, job.tokens)
     assert manifest.piles is not None
     packer = make_pile_packer(job.spec, manifest.piles, job.limit_tokens)
-    output = PileOutput(job.spec, config.pile_folder, manifest, plane, disk)
-    for section in job.read(manifest) if not packer.ended else ():
-        slices = list(packer.pack(section))
-        output.add(section, slices)
-        advance(sum(part.tokens for part in slices))
-        if packer.ended:
-            break
-    return output.finish()
+    disk.attempt(partial(note_scratch, config))
+    with PileOutput(job.spec, config.pile_folder, manifest, plane, disk) as output:
+        for section in job.read(manifest) if not packer.ended else ():
+            slices = list(packer.pack(section))
+            output.add(section, slices)
+            advance(sum(part.tokens for part in slices))
+            if packer.ended:
+                break
+        return output.finish()
 
 
 def _write_shards(

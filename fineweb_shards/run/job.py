@@ -37,7 +37,7 @@ from fineweb_shards.storage.bucket import UPLOAD_MEMORY_BYTES, is_web, open_remo
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.storage.place import HubRef
-from fineweb_shards.store.cleanup import holds_shards, refuse_untracked_shards
+from fineweb_shards.store.cleanup import holds_work, refuse_untracked_shards
 from fineweb_shards.store.manifest import (
     FILE_NAME,
     InputPart,
@@ -184,8 +184,8 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
 
 
 def open_manifest(job: Job, *, same_source: bool) -> Manifest:
-    """Return the folder's manifest, checked against this job, or a new one, without versions yet. If no shard is
-    finished, other settings are no error: the manifest starts anew."""
+    """Return the folder's manifest, checked against this job, or a new one, without versions yet. If nothing
+    is recorded, other settings are no error: the manifest starts anew."""
     config, store, manifest = job.config, job.output.store, load_manifest(job.folder)
     settings, _ = divide_settings(config.fingerprint())
     parts = tuple(
@@ -209,7 +209,7 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
                 check_same_files(part.files, recorded.files, same_source=same_source)
         check_batch_bytes(manifest.quarantined, config.batch_bytes)
     except ChangedError:
-        if holds_shards(store, manifest):
+        if holds_work(store, manifest):
             raise
         refuse_untracked_shards(store, job.layout, set())
         return new
@@ -271,15 +271,15 @@ def _open_part(
         max_outage_seconds=config.max_outage,
         largest_page_bytes=budget.largest_page_bytes,
     )
-    has_shards = begun is not None and holds_shards(output.store, begun)
+    has_work = begun is not None and holds_work(output.store, begun)
     if config.dataset:
-        source = _open_hub(config, number, settings, output.store, recorded, notes, observer, has_shards=has_shards)
+        source = _open_hub(config, number, settings, output.store, recorded, notes, observer, has_work=has_work)
     else:
         source = _open_files(config, settings, output, begun, notes, observer)
     _refuse_files_without_columns(config, source)
     source = replace(source, epochs=config.epochs)
     if config.separator == AUTO:
-        if recorded is not None and has_shards:  # keeps what it was begun with
+        if recorded is not None and has_work:  # keeps what it was begun with
             files = recorded_separators(source.files, recorded.files)
         else:
             files, note = settle_separators(source.files)
@@ -341,7 +341,7 @@ def _open_hub(
     notes: list[str],
     observer: Observer,
     *,
-    has_shards: bool,
+    has_work: bool,
 ) -> Source:
     check_addresses()
     quiet_clients()  # both must be called before the clients are imported, for the listing or the formats
@@ -350,7 +350,7 @@ def _open_hub(
     if listing is None:
         from fineweb_shards.sources.hub_listing import list_dataset
 
-        revision = pinned_commit(config, recorded, has_shards=has_shards) or config.revision
+        revision = pinned_commit(config, recorded, has_work=has_work) or config.revision
         retrier = Retrier(config.max_outage, observer)
         search = Search(config.format, note=notes.append)
         listing = list_dataset(config.dataset, config.name, config.split, revision, retrier, work_folder, search)
@@ -379,12 +379,12 @@ def _recorded_listing(config: Config, recorded: InputPart | None) -> Listing | N
     return listing if listing == listing.with_validation(config.val_input) else None
 
 
-def pinned_commit(config: Config, recorded: InputPart | None, *, has_shards: bool) -> str | None:
-    """Return the dataset's commit in the manifest; None if it has none, or if no shard is finished and another dataset
-    or revision is asked for."""
+def pinned_commit(config: Config, recorded: InputPart | None, *, has_work: bool) -> str | None:
+    """Return the dataset's commit in the manifest; None if it has none, or if nothing is recorded yet and another
+    dataset or revision is asked for."""
     if recorded is None:
         return None
-    return recorded.commit if has_shards or _are_same(config, recorded, "dataset", "revision") else None
+    return recorded.commit if has_work or _are_same(config, recorded, "dataset", "revision") else None
 
 
 def _are_same(config: Config, recorded: InputPart, *names: str) -> bool:

@@ -114,7 +114,18 @@ class Plan:
         extent, job = self.extent, self.job
         if extent.tokens is None:
             return []
-        rest = Rest(extent.tokens, extent.documents or 0, self.done_tokens, job.budget.workers, self.piles)
+        val_tokens = 0.0  # by the sizes of files
+        for part, one in zip(job.source.parts, self.part_extents, strict=True):
+            val_bytes = sum(file.size_bytes for file in part.files[: part.val_files])
+            val_tokens += (one.tokens or 0) * val_bytes / max(1, part.size_bytes)
+        rest = Rest(
+            extent.tokens,
+            extent.documents or 0,
+            self.done_tokens,
+            job.budget.workers,
+            self.piles,
+            min(extent.tokens, round(val_tokens)),
+        )
         return find_needs(job.output, job.config.pile_folder, rest)
 
     @property

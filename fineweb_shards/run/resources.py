@@ -6,7 +6,7 @@ watches what is really used.
 On the disk a build or an export takes the size of the shards, or for a bucket of those that are being made. The piles
 of a shuffle take as much as the result, and its list of documents a little more. In the second pass each pile is
 deleted once all it has given is recorded, so that the peak is the result once, with what is under way: shards that are
-not recorded yet, and one pile. Piles that are on another disk (--scratch) are looked at by themselves.
+not recorded yet, and the largest pile. Piles that are on another disk (--scratch) are looked at by themselves.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class Rest:
     done_tokens: int  # in finished shards
     workers: int
     piles: PileState | None = None  # of a shuffle
+    val_tokens: int = 0  # of these, in the pile of files for validation; approximate
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +160,15 @@ def find_needs(spec: OutputSpec, pile_folder: Path, rest: Rest) -> list[DiskNeed
     if not piles.ended:
         left = size_bytes(max(0, rest.tokens - sum(piles.tokens)))
         left += max(0, ENTRY_BYTES * rest.documents - piles.list_bytes)
+    free = free_disk_bytes(pile_folder)
+    if not any(piles.tokens):  # when a first pass begins, it removes the files of an earlier one
+        free += sum(path.stat().st_size for path in pile_folder.glob("*"))
     if disk_of(pile_folder) != disk_of(spec.folder):
-        ours = DiskNeed(spec.folder, shards, 0, free_disk_bytes(spec.folder))
-        return [ours, DiskNeed(pile_folder, left, left, free_disk_bytes(pile_folder))]
-    pile = size_bytes(max(rest.tokens // piles.count, *piles.tokens))
-    return [DiskNeed(spec.folder, left + min(shards, at_once * shard + pile), left, free_disk_bytes(spec.folder))]
+        return [DiskNeed(spec.folder, shards, 0, free_disk_bytes(spec.folder)), DiskNeed(pile_folder, left, left, free)]
+    val, *train = piles.tokens
+    val = val if piles.ended else max(val, rest.val_tokens)
+    pile = size_bytes(max(rest.tokens // piles.count, val if rest.done_tokens < val else 0, *train))
+    return [DiskNeed(spec.folder, left + min(shards, at_once * shard + pile), left, free)]
 
 
 def check_needs(needs: Iterable[DiskNeed], spec: OutputSpec, *, exact: bool, has_limit: bool = True) -> None:

@@ -10,29 +10,32 @@ same piles; finished shards are kept.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from fineweb_shards.errors import ChangedError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.formats.base import PileSettings, ReadSettings
-from fineweb_shards.formats.piles import digest_of, pile_name
+from fineweb_shards.formats.piles import FOLDER, digest_of, pile_errors, pile_name
 from fineweb_shards.formats.registry import PILES
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.stream import Running
 from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.storage.place import SCRATCH, InputFile
-from fineweb_shards.store.manifest import FILE_NAME, Manifest
+from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.pile_files import sizes_of
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.shuffle import MOST_PILES, PileState
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import add_cursors
-from fineweb_shards.system.durable import LOCK_NAME, FolderLock, output_errors
-from fineweb_shards.system.own_files import is_plain_file, refuse_linked_folders
+from fineweb_shards.system.durable import FolderLock, output_errors, write_file
+from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, read_file, refuse_linked_folders
 from fineweb_shards.tokenizers.encoder import TokenJoiner
 from fineweb_shards.types import Cursor, Cursors, ShardSlice, Taken
 from fineweb_shards.units import show_number_of, show_seconds
@@ -57,19 +60,47 @@ def choose_count(expected_bytes: int | None) -> int:
     return min(MOST_PILES, max(1, -(-expected_bytes // PILE_BYTES)))
 
 
-def find_piles(spec: OutputSpec, folder: Path, manifest: Manifest, observer: Observer) -> Manifest:
+def find_piles(spec: OutputSpec, config: Config, manifest: Manifest, observer: Observer) -> Manifest:
     """Return the manifest with the piles as they are: if any of them is missing that is still needed, the first pass
-    begins anew. Where it has not begun, there are none."""
+    begins anew; ChangedError if they are in the folder of another --scratch. Where it has not begun, there are none."""
     state = manifest.piles
-    if state is None or (lost := _find_lost(spec, folder, manifest, state)) is None:
+    if state is None or (lost := _find_lost(spec, config.pile_folder, manifest, state)) is None:
         return manifest
-    observer.tell(Event("piles", f"{lost} is not as it was written: the first pass of the shuffle begins anew"))
-    # As many, and the same ones: cursors of finished shards are places in them.
-    again = _with_piles(manifest, state.count)
-    assert again.piles is not None
-    return replace(
-        again, piles=replace(again.piles, earlier_tokens=state.tokens if state.ended else state.earlier_tokens)
-    )
+    text = f"{lost} is not as it was written"
+    if (earlier := _earlier_folder(config)) not in (None, config.pile_folder.absolute()):
+        if earlier.exists():
+            is_in_out = earlier.is_relative_to(config.folder.absolute())
+            scratch = "without --scratch" if is_in_out else f"--scratch {earlier.parents[2]}"
+            raise ChangedError(
+                f"{lost} is not there: the piles of this shuffle are in {earlier}.",
+                f"Resume with the same --out and {scratch}, or start over with --fresh.",
+            )
+        text = f"{lost} is not there, and the earlier --scratch folder {earlier.parents[2]} has no piles, either"
+    observer.tell(Event("piles", f"{text}: the first pass of the shuffle begins anew"))
+    return replace(manifest, piles=state.again())
+
+
+def _scratch_note(config: Config) -> Path:
+    """Return the file that names the folder of the piles, if that is not in the output: the manifest holds no path."""
+    return config.folder / WORK_FOLDER / "scratch"
+
+
+def _earlier_folder(config: Config) -> Path | None:
+    """Return the folder with the piles of earlier runs; None if that is not known, for an output in a bucket."""
+    if config.bucket_url:
+        return None
+    path = _scratch_note(config)
+    if not os.path.lexists(path):
+        return path.absolute().parent / FOLDER
+    with output_errors(path):
+        return Path(os.fsdecode(read_file(path)))
+
+
+def note_scratch(config: Config) -> None:
+    """Note where the piles are: the first pass begins, or continues."""
+    path = _scratch_note(config)
+    if config.has_own_pile_folder:
+        write_file(path, os.fsencode(config.pile_folder.absolute()), path.parent)
 
 
 def count_piles(spec: OutputSpec, expected_tokens: int | None) -> int:
@@ -79,13 +110,9 @@ def count_piles(spec: OutputSpec, expected_tokens: int | None) -> int:
 
 def begin_piles(spec: OutputSpec, manifest: Manifest, expected_tokens: int | None) -> Manifest:
     """Return the manifest with piles, for a stream of about that length."""
-    return _with_piles(manifest, count_piles(spec, expected_tokens))
-
-
-def _with_piles(manifest: Manifest, count: int) -> Manifest:
     starts = (Cursor(0, 0),) * len(manifest.parts)
     taken = tuple(Taken() for _ in manifest.parts) if manifest.mix else ()
-    return replace(manifest, piles=PileState.beginning(count, starts, taken))
+    return replace(manifest, piles=PileState.beginning(count_piles(spec, expected_tokens), starts, taken))
 
 
 def _find_lost(spec: OutputSpec, folder: Path, manifest: Manifest, state: PileState) -> Path | None:
@@ -98,7 +125,7 @@ def _find_lost(spec: OutputSpec, folder: Path, manifest: Manifest, state: PileSt
             return path
     if not list_bytes or (state.ended and not needed):
         return None
-    with output_errors(listed):
+    with pile_errors(listed):
         is_there = is_plain_file(listed)
         return None if is_there and digest_of(listed, 0, list_bytes).hexdigest() == state.list_sha256 else listed
 
@@ -111,6 +138,7 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
     state = manifest.piles
     assert state is not None
     running.disk.attempt(lambda: begin_output(job.output.store, manifest))
+    running.disk.attempt(partial(note_scratch, job.config))
     packer = make_pile_packer(job.output, state, job.config.max_tokens)
     began = tell_begin(manifest, progress)
     output = PileOutput(
@@ -128,12 +156,14 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
             progress.advance(part.tokens, 0, part.end, part.taken)
             yield part
 
-    with running.open_stream(state.end, state.taken, output.advance, lambda: packer.left_tokens) as sections:
-        for section in sections if not packer.ended else ():
-            output.add(section, watched(packer.pack(section)))
-            if packer.ended:
-                break
-    manifest = output.finish()
+    opened = running.open_stream(state.end, state.taken, output.advance, lambda: packer.left_tokens)
+    with output:
+        with opened as sections:
+            for section in sections if not packer.ended else ():
+                output.add(section, watched(packer.pack(section)))
+                if packer.ended:
+                    break
+        manifest = output.finish()
     job.source.release_before(job.source.ends)
     tell_end(manifest, progress, began)
     return manifest
@@ -214,23 +244,27 @@ def read_piles(source: Parts, spec: OutputSpec, start: Cursors) -> Iterator[Sect
     return map(Section.of, add_cursors(blocks, start))
 
 
-def lock_scratch(config: Config) -> contextlib.AbstractContextManager[object]:
+@contextlib.contextmanager
+def lock_scratch(config: Config) -> Iterator[None]:
     """Lock the folder of the piles for one run, if it is not in that of the output, which is locked: runs on several
-    machines may have the same one, and the same path of another output."""
-    if config.shuffle is None or not config.scratch or config.bucket_url:
-        return contextlib.nullcontext()
-    return FolderLock(config.pile_folder.parent.parent, is_own=True)
+    machines may have the same one, and the same path of another output. A run that leaves no piles leaves nothing."""
+    if not config.has_own_pile_folder:
+        yield
+        return
+    with FolderLock(config.pile_folder.parent.parent, is_own=True) as lock:
+        try:
+            yield
+        finally:
+            if not config.pile_folder.exists():
+                lock.remove()
 
 
-def remove_piles(folder: Path) -> None:
-    """Remove the piles with their folder, if possible: nothing depends on it. In that of --scratch, also what was made
-    for it alone."""
+def remove_piles(config: Config) -> None:
+    """Remove the piles with their folder, if possible: nothing depends on it."""
+    folder = config.pile_folder
     with contextlib.suppress(OSError):
+        _scratch_note(config).unlink(missing_ok=True)
         refuse_linked_folders(folder / pile_name(0))
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
-        if not (folder.parent.parent / FILE_NAME).exists():
-            (folder.parent / LOCK_NAME).unlink(missing_ok=True)
-            folder.parent.rmdir()
-            folder.parent.parent.rmdir()

@@ -105,9 +105,9 @@ def our_names(store: Store, manifest: Manifest) -> set[str]:
     return with_sidecars(manifest, names)
 
 
-def holds_shards(store: Store, manifest: Manifest) -> bool:
-    """Return whether the store has any shard made with this manifest's settings."""
-    return bool(manifest.shards or our_names(store, manifest))
+def holds_work(store: Store, manifest: Manifest) -> bool:
+    """Return whether anything was made with this manifest's settings: shards, or piles of a shuffle."""
+    return bool(manifest.shards or manifest.piled_tokens or our_names(store, manifest))
 
 
 def refuse_untracked_shards(store: Store, layout: Layout, ours: set[str]) -> None:

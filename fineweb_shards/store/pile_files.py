@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from fineweb_shards.events import Observer
-from fineweb_shards.formats.piles import digest_of, list_path, pile_name
+from fineweb_shards.formats.piles import digest_of, list_path, pile_errors, pile_name
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.shard_files import seal_segment
 from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.stream.shuffle import PileState
 from fineweb_shards.system.durable import output_errors, sync_folder
 from fineweb_shards.system.own_files import make_folder, open_own
-from fineweb_shards.system.retry import Disk
 
 
 @dataclass(frozen=True)
@@ -33,19 +31,15 @@ def seal(
     piles one after the other."""
     if isinstance(work, Segment):
         return seal_segment(observer, work, shard_format, store, max_wait_seconds)
-    disk, hashes = Disk(work.path, max_wait_seconds, observer), []
+    hashes = []
     for number, begin, end in work.ranges:
         path = work.path / pile_name(number)
-        if begin < end:
-            disk.attempt(partial(_sync, path))
-        with output_errors(path):
+        with pile_errors(path):
+            if begin < end:
+                with open_own(path, "r+b") as file:
+                    os.fsync(file.fileno())  # never a second time: see system/durable.py
             hashes.append(digest_of(path, begin, end).hexdigest())
     return "".join(hashes)
-
-
-def _sync(path: Path) -> None:
-    with output_errors(path), open_own(path, "r+b") as file:
-        os.fsync(file.fileno())
 
 
 def sizes_of(folder: Path, state: PileState, shard_format: ShardFormat) -> dict[Path, int]:

@@ -21,6 +21,8 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.types import Quarantined, ShardRecord
 from fineweb_shards.vocabulary import Vocabulary
 
+_SOURCES = ("exported_from", "mixed_from")  # last, because --shuffle makes one of the other
+
 
 def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any]) -> None:
     """Raise ChangedError if the vocabulary, or a setting that affects the output, differs from when the folder was
@@ -31,10 +33,11 @@ def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any])
     for number, (old_part, new_part) in enumerate(zip(before.parts, now.parts, strict=True), 1):
         old_settings, new_settings = before.settings | old_part.settings, now.settings | new_part.settings
         # The folder to export from may have been renamed.
-        for name in sorted((old_settings.keys() | new_settings.keys()) - {"weight", "folder"}):
+        names = (old_settings.keys() | new_settings.keys()) - {"weight", "folder"}
+        for name in sorted(names, key=lambda name: (name in _SOURCES, name)):
             default = defaults.get(name)
             old, new = old_settings.get(name, default), new_settings.get(name, default)
-            if old != new and name in ("exported_from", "mixed_from"):
+            if old != new and name in _SOURCES:
                 raise ChangedError("The shards to export differ from those with which this folder was begun.")
             several = len(before.parts) > 1 and name in PART_SETTINGS
             with concerning(f"Part {number} ({old_part.label})" if several else ""):

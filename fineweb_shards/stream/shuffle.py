@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.types import Counts, Cursors, Piles, Positions, Split, Taken
+from fineweb_shards.types import Counts, Cursor, Cursors, Piles, Positions, Split, Taken
 
 MOST_PILES = 512  # a worker has all of them open; a pile may be of any size, because no process holds all of one
+CHECKSUMS = 2**53
 Hashes = NDArray[np.uint64]
 STEP, _FIRST, _SECOND = (np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _NO_COUNTS = Counts()
@@ -64,11 +65,18 @@ class PileState:
     list_sha256: str = ""
     counts: Counts = _NO_COUNTS  # of the input up to `end`
     ended: bool = False
-    earlier_tokens: tuple[int, ...] = ()  # if it is made again: what each pile had, because shards were made of them
+    checksum: int = 0  # of the documents in the list
+    earlier_checksum: int | None = None  # if it is made again: of those of which shards were made
 
     @classmethod
     def beginning(cls, count: int, starts: Cursors, taken: tuple[Taken, ...] = ()) -> PileState:
         return cls(count, starts, (0,) * (count + 1), taken)
+
+    def again(self) -> PileState:
+        """Return the state in which the same pass begins anew, with as many piles: cursors of finished shards are
+        places in them."""
+        state = self.beginning(self.count, (Cursor(0, 0),) * len(self.end), (Taken(),) * len(self.taken))
+        return replace(state, earlier_checksum=self.checksum if self.ended else self.earlier_checksum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,13 @@ class Listed:
     hashes: Hashes
     lengths: Positions
     piles: Piles
+
+    @property
+    def checksum(self) -> int:
+        """A number that tells these documents from others by their order, their lengths and their piles. That of
+        several lists is their sum (mod CHECKSUMS), wherever checkpoints divide them."""
+        rest = mix64(self.lengths.astype(np.uint64) * np.uint64(2 * MOST_PILES) + self.piles.astype(np.uint64))
+        return int(mix64(self.hashes ^ rest).sum(dtype=np.uint64)) % CHECKSUMS
 
 
 class Shuffler:
@@ -165,10 +180,17 @@ class Shuffler:
         """How many documents have ended since the last `take_listed`."""
         return sum(len(one.hashes) for one in self._listed)
 
-    def take_listed(self) -> Listed:
-        """Return the documents that have ended since the last call."""
-        listed, self._listed = self._listed, []
-        return join_lists(listed)
+    @property
+    def lists(self) -> int:
+        """As many as `take_listed` has to take of them to have those that have ended up to now."""
+        return len(self._listed)
+
+    def take_listed(self, lists: int | None = None) -> Listed:
+        """Return the documents that have ended since the last call, up to a moment at which there were so many lists,
+        or all."""
+        taken = self._listed[:lists]
+        self._listed = self._listed[len(taken) :]
+        return join_lists(taken)
 
 
 def join_lists(lists: Sequence[Listed]) -> Listed:

@@ -107,23 +107,22 @@ class FolderLock:
         self._folder, self._is_own = folder, is_own
         self._file: BinaryIO | None = None
 
+    @property
+    def _path(self) -> Path:
+        return self._folder / WORK_FOLDER / LOCK_NAME
+
     def __enter__(self) -> FolderLock:
-        path = self._folder / WORK_FOLDER / LOCK_NAME
-        try:
-            if self._is_own:
-                claim_folder(self._folder)
-            claim_folder(path.parent)
-            file = open_own(path, "a+b", buffering=0)
-        except (NotADirectoryError, FileExistsError) as error:
-            message = f"{self._folder}: this is a file, not a folder."
-            raise OutputError(message, "Choose another --out.") from error
-        except OSError as error:
-            raise output_error(path, error) from error
-        if not _try_lock_repeatedly(file):
-            file.seek(0)
-            holder = file.read(64).decode("ascii", "replace").strip() or "unknown"
-            file.close()
-            raise LockedError(f"{self._folder}: another run is writing here (process {holder}).")
+        path, file = self._path, self._open()
+        while True:
+            if not _try_lock_repeatedly(file):
+                file.seek(0)
+                holder = file.read(64).decode("ascii", "replace").strip() or "unknown"
+                file.close()
+                raise LockedError(f"{self._folder}: another run is writing here (process {holder}).")
+            if _is_at(path, file):
+                break
+            file.close()  # its holder has removed it meanwhile
+            file = self._open()
         try:
             file.truncate(0)
             file.write(str(os.getpid()).encode())
@@ -136,6 +135,36 @@ class FolderLock:
     def __exit__(self, *exception: object) -> None:
         assert self._file is not None
         self._file.close()
+
+    def remove(self) -> None:
+        """Remove the lock at the end of its run, with the folders that were made for it, unless they hold something."""
+        assert self._file is not None
+        with contextlib.suppress(OSError):
+            if os.name == "nt":  # where an open file can't be removed, nor one that another run has opened
+                self._file.close()
+            self._path.unlink()
+            self._path.parent.rmdir()
+            self._folder.rmdir()
+
+    def _open(self) -> BinaryIO:
+        try:
+            if self._is_own:
+                claim_folder(self._folder)
+            claim_folder(self._path.parent)
+            return open_own(self._path, "a+b", buffering=0)
+        except (NotADirectoryError, FileExistsError) as error:
+            message = f"{self._folder}: this is a file, not a folder."
+            raise OutputError(message, "Choose another --out.") from error
+        except OSError as error:
+            raise output_error(self._path, error) from error
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Tell whether an open file is the one that is at its path now."""
+    try:
+        return os.name == "nt" or os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def is_locked(folder: Path) -> bool:

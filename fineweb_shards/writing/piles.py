@@ -3,37 +3,42 @@ is.
 
 A checkpoint waits until everything before it is written, has all piles made durable by the data plane, adds the
 documents that have ended to the list, and saves the manifest with the length of each file. So after a crash the pass
-continues there, and what was written after it is cut off.
+continues there, and what was written after it is cut off. There is one after so many tokens, or so much time, and one
+at the end of a run that is stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from fineweb_shards.errors import ChangedError
+from fineweb_shards.errors import ChangedError, Interrupted, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
-from fineweb_shards.formats.piles import append_to_list, digest_of, list_block, list_path
+from fineweb_shards.formats.piles import append_to_list, digest_of, list_block, list_path, pile_errors
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import ManifestFile
 from fineweb_shards.store.pile_files import PileWork, prepare_piles, sizes_of
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.packer import PackedTotals, Packer
 from fineweb_shards.stream.section import Section
-from fineweb_shards.stream.shuffle import Listed, PileState, Shuffler
+from fineweb_shards.stream.shuffle import CHECKSUMS, Listed, PileState, Shuffler
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursors, Placement, ShardSlice
+from fineweb_shards.writing.placement import LONGEST_LAST_SECONDS
 
 # Tokens between two checkpoints: a few seconds of work. Making many piles durable takes a while.
 _CHECKPOINT_TOKENS = 100_000_000
 _TOKENS_PER_PILE = 2**18
+_CHECKPOINT_SECONDS = 30.0  # at the most, if anything has come
 _MOST_LISTED = 2**20  # documents that wait for a checkpoint
 
 
@@ -87,14 +92,40 @@ class PileOutput:
         self._on_record = on_record
         self._manifest_file = ManifestFile(spec.store)
         self._shuffler = Shuffler(manifest.settings["shuffle"], manifest.piles, eot_first=spec.layout.eot_first)
-        self._writes: deque[Future[None]] = deque()  # of placements, in order, that may not be written yet
+        self._writes: deque[tuple[int, Future[None]]] = deque()  # of placements that may not be written yet, by number
         self._placed = 0  # placements
         self._checkpoints: deque[_Checkpoint] = deque()
         self._counts, self._end, self._taken = manifest.piles.counts, manifest.piles.end, manifest.piles.taken
+        # The last place where a checkpoint could begin, if there is none yet: the state, and what comes before it.
+        self._noted: tuple[PileState, int, int] | None = None
+        self._checkpoint_time = time.monotonic()  # of the last one that was begun
+        self._is_recording = False
         sizes = sizes_of(folder, manifest.piles, spec.shard_format)
         disk.attempt(lambda: prepare_piles(sizes))
-        with output_errors(folder):
+        with pile_errors(list_path(folder)):
             self._list_digest = digest_of(list_path(folder), 0, manifest.piles.list_bytes)
+
+    def __enter__(self) -> PileOutput:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Record the sections that are placed when a run is stopped, unless the output is at fault, or Ctrl-C has come
+        while something was recorded."""
+        stops = isinstance(error, (ShardError, Interrupted)) and not isinstance(error, OutputError)
+        if not stops or self._is_recording:
+            return
+        # Not for long, and the first error is the one to tell.
+        self._spec.store.hurry(LONGEST_LAST_SECONDS)
+        with contextlib.suppress(ShardError, Interrupted, TimeoutError):
+            self._begin_checkpoint()
+            self._settle(0, LONGEST_LAST_SECONDS)
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Do what has to be done whole, or nothing can be recorded any more."""
+        self._is_recording = True
+        yield
+        self._is_recording = False
 
     def add(self, section: Section, slices: Iterable[ShardSlice]) -> None:
         """Place a section, given the slices that it is cut into, one after the other."""
@@ -110,8 +141,10 @@ class PileOutput:
             if part.checkpoint:
                 self._write(section, of_block, whole=False)
                 of_block = {}
+                self._note_place()
                 self._begin_checkpoint()
         self._write(section, of_block, whole=True)
+        self._note_place()
         if self._shuffler.listed >= _MOST_LISTED:
             self._begin_checkpoint()
         self._settle(1)
@@ -137,29 +170,43 @@ class PileOutput:
         for number, block in enumerate(section.blocks):
             own, last = of_block.get(number, []), whole and number in section.finished
             if own or last:
-                self._writes.extend(self._plane.place(block.tokens, own, last=last))
+                self._writes.extend(enumerate(self._plane.place(block.tokens, own, last=last), self._placed))
                 self._placed += len(own)
 
-    def _begin_checkpoint(self) -> None:
+    def _note_place(self) -> None:
+        """Note that a checkpoint may begin here: all that the shuffler has assigned is placed."""
         state = self._shuffler.state(self._end, self._taken, self._counts)
-        self._checkpoints.append(_Checkpoint(state, self._shuffler.take_listed(), self._placed, []))
+        self._noted = state, self._shuffler.lists, self._placed
+
+    def _begin_checkpoint(self) -> None:
+        """Begin one at the place that was noted last, if there is none yet."""
+        if self._noted is None:
+            return
+        with self._recording():
+            state, lists, placed = self._noted
+            self._checkpoints.append(_Checkpoint(state, self._shuffler.take_listed(lists), placed, []))
+            self._noted, self._checkpoint_time = None, time.monotonic()
 
     def advance(self) -> None:
         """Do what can be done without waiting."""
-        while self._writes and self._writes[0].done():
-            self._writes[0].result()
+        if not self._checkpoints and time.monotonic() - self._checkpoint_time >= _CHECKPOINT_SECONDS:
+            self._begin_checkpoint()
+        while self._writes and self._writes[0][1].done():
+            self._writes[0][1].result()
             self._writes.popleft()
         while self._checkpoints:
             first = self._checkpoints[0]
-            if first.after > self._placed - len(self._writes):
+            if first.after > (self._writes[0][0] if self._writes else self._placed):
                 return
             if not first.syncs:
                 self._spec.store.check_lock()
                 self._begin_syncs(first)
             if not all(sync.done() for sync in first.syncs):
                 return
-            self._record(first, [sync.result() for sync in first.syncs])
-            self._checkpoints.popleft()
+            hashes = [sync.result() for sync in first.syncs]
+            with self._recording():
+                self._record(first, hashes)
+                self._checkpoints.popleft()
 
     def _begin_syncs(self, checkpoint: _Checkpoint) -> None:
         """Have what was added to the piles made durable, a share of them by each worker."""
@@ -185,7 +232,8 @@ class PileOutput:
         self._disk.attempt(append)
         self._list_digest.update(block)
         end, sha256 = before.list_bytes + len(block), self._list_digest.hexdigest()
-        self._save(replace(checkpoint.state, list_bytes=end, list_sha256=sha256))
+        checksum = (before.checksum + listed.checksum) % CHECKSUMS
+        self._save(replace(checkpoint.state, list_bytes=end, list_sha256=sha256, checksum=checksum))
         self._on_record(checkpoint.state.end)
 
     def _save(self, state: PileState) -> None:
@@ -193,28 +241,31 @@ class PileOutput:
         self.manifest = self._add_totals(replace(self.manifest, piles=state))
         self._disk.attempt(lambda: self._manifest_file.save(self.manifest))
 
-    def _settle(self, most: int) -> None:
+    def _settle(self, most: int, longest_seconds: float | None = None) -> None:
         """Wait until at most `most` checkpoints are left."""
         self.advance()
         while len(self._checkpoints) > most:
             for sync in self._checkpoints[0].syncs:
-                self._plane.wait(sync)
+                self._plane.wait(sync, longest_seconds)
             if not self._checkpoints[0].syncs:
-                self._plane.wait(self._writes[0])
+                self._plane.wait(self._writes[0][1], longest_seconds)
             self.advance()
 
     def finish(self) -> Manifest:
         """Record the end of the pass."""
         self._shuffler.end()
+        self._note_place()
         self._begin_checkpoint()
         self._settle(0)
         state = self.manifest.piles
         assert state is not None
-        if self.manifest.shards and state.earlier_tokens not in ((), state.tokens):
+        if self.manifest.shards and state.earlier_checksum not in (None, state.checksum):
+            self._save(state.again())  # for another try
             raise ChangedError(
                 f"{self._spec.store.location}: the first pass of the shuffle was made again, and gave other documents "
                 "than those of which shards were made.",
-                "Has the input changed, or --on-bad-file? Start over with --fresh.",
+                "Run it again with the --on-bad-file of the first time and an input that can be read, and the pass is "
+                "made once more; or start over with --fresh.",
             )
-        self._save(replace(state, ended=True, earlier_tokens=()))
+        self._save(replace(state, ended=True, earlier_checksum=None))
         return self.manifest

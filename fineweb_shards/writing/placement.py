@@ -51,8 +51,7 @@ from fineweb_shards.types import (
 # How many checkpoints may be sealed at once, beside the one that is being written: hashing one file takes a core for a
 # tenth of a second. More would only mean more to lose in a crash.
 _MOST_CHECKPOINTS = 8
-_MOST_RECORDS = len(SPLITS) * (2 + _MOST_CHECKPOINTS)  # of all checkpoints at once
-_LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when a run stops early
+LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when a run stops early
 
 
 def begin_output(store: Store, manifest: Manifest) -> None:
@@ -248,9 +247,9 @@ class Output:
                     file.discard(kept=whole)
         if isinstance(error, (ShardError, Interrupted)) and type(error) is not OutputError:
             # Not for long, and the first error is the one to tell.
-            self.spec.store.hurry(_LONGEST_LAST_SECONDS)
+            self.spec.store.hurry(LONGEST_LAST_SECONDS)
             with contextlib.suppress(ShardError, Interrupted, TimeoutError):
-                self._settle(0, longest_seconds=_LONGEST_LAST_SECONDS)
+                self._settle(0, longest_seconds=LONGEST_LAST_SECONDS)
         for file in self._unnamed:
             if not file.is_recorded:
                 file.discard()
@@ -437,7 +436,7 @@ class Output:
         for file in self._unnamed:  # before the manifest names it: from then on it must not be removed
             file.is_recorded = file.is_recorded or file.name in names
         # An interruption may have come after some of them were recorded.
-        recorded = self.manifest.shards[-_MOST_RECORDS:]
+        recorded = self.manifest.shards[-len(records) :]
         self._save(self.manifest.append(*(record for record in records if record not in recorded)))
         self.on_record(records, checkpoints[-1].end)
 

@@ -3,14 +3,15 @@
     python crash_every_point.py < job.json
 
 The job is {"kind", "input", "out", "settings", "resumed", "expected"}: a build of `input`, an export of it or a mix of
-several, and the SHA-256 of every file it must end with; of writes only each `writes`-th counts, and of all operations
-only each `step`-th is tried: with a step of 2 no state between two operations is left out, because what is there before
-one of them was there after the one in front of it. Every try is a fork of this process, so that hundreds of them take
-seconds. `piles` is how many a shuffle has. Prints the number of tries.
+several, and the SHA-256 of every file it must end with; of writes of tokens only each `writes`-th counts, and of all
+operations only each `step`-th is tried: with a step of 2 no state between two operations is left out, because what is
+there before one of them was there after the one in front of it. Every try is a fork of this process, so that hundreds
+of them take seconds. `piles` is how many a shuffle has. Prints the number of tries.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -20,10 +21,11 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fineweb_shards.run import shuffle
 from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.system import own_files
 from fineweb_shards.writing import piles
 from tests.support import reference, runs
 
@@ -52,6 +54,16 @@ class Deadly:
         self.lock = threading.Lock()  # an export seals files in threads
         for name in OPERATIONS:
             setattr(os, name, self.wrap(name, getattr(os, name)))
+        own_files.open = self.open  # type: ignore[attr-defined]
+
+    def open(self, path: Path, mode: str, buffering: int, opener: Callable[[str, int], int]) -> IO[bytes]:
+        """Like the builtin `open`, whose files call no function of `os` to write or to truncate."""
+        if mode == "rb":
+            return open(path, mode, buffering, opener=opener)
+        write, truncate = self.wrap("file.write", io.FileIO.write), self.wrap("truncate", io.FileIO.truncate)
+        kind: Any = type("File", (io.FileIO,), {"write": write, "truncate": truncate})
+        raw = kind(path, mode.replace("b", ""), opener=opener)
+        return raw if not buffering else io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
 
     def count(self, name: str) -> bool:
         """Whether this operation is the last."""
@@ -66,7 +78,7 @@ class Deadly:
         def call(*arguments: Any) -> object:
             is_last = self.count(name)
             if is_last and self.when == "before":
-                if name == "write":  # a write may also get half of its way
+                if name in ("write", "file.write"):  # a write may also get half of its way
                     real(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
             try:

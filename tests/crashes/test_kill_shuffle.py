@@ -58,3 +58,20 @@ def test_a_shuffled_export_is_killed_at_every_file_operation(tmp_path: Path, soa
     path = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     runs.build_inline(tmp_path / "built", path, shard_tokens=7000, layout="megatron")
     assert crash_everywhere(wanted, tmp_path / "out", soak=soak, kind="mix", input=[str(tmp_path / "built")]) > 20
+
+
+@pytest.mark.promise("kill -9 loses only the unfinished shard")
+def test_a_shuffle_with_files_for_validation_and_scratch_is_killed(tmp_path: Path, soak: bool) -> None:
+    """The files for validation have a pile of their own, and all piles are outside the output."""
+    val, train = DOCUMENTS[:7], DOCUMENTS[7:]
+    path, val_path = write_jsonl(tmp_path / "b.jsonl", train), write_jsonl(tmp_path / "a.jsonl", val)
+    wanted = Wanted("build-nanogpt", 6000, val_documents=len(val))
+    expected = layout_reference.files(shuffle_reference.shuffled(DOCUMENTS, 9, len(val)), wanted)
+    settings = {
+        "shuffle": 9, "shard_tokens": 6000, "val_input": [str(val_path)], "scratch": str(tmp_path / "scratch"),
+    }  # fmt: skip
+    tries = crash_everywhere(
+        wanted, tmp_path / "out", soak=soak, kind="build", input=str(path), expected=reference.digests(expected),
+        settings={**settings, "batch_bytes": 2048}, resumed=settings, step=1 if soak else 20,
+    )  # fmt: skip
+    assert tries > 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -12,27 +13,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fineweb_shards.errors import ChangedError
+from fineweb_shards.errors import ChangedError, Interrupted
+from fineweb_shards.executors.base import InProcessPlane
 from fineweb_shards.formats import jsonl
 from fineweb_shards.formats import piles as pile_format
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.reading import verify
 from fineweb_shards.reading.verify import verify_folder
-from fineweb_shards.run import shuffle
+from fineweb_shards.run import resources, shuffle
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest
+from fineweb_shards.stream.section import Section
+from fineweb_shards.system.durable import is_locked
+from fineweb_shards.types import ShardSlice
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.writing import piles
+from fineweb_shards.writing.placement import Output
 from tests.conftest import THREE_LAYOUTS
 from tests.exactness.test_mixes import Part, draw_part, text_of, toml_of
 from tests.support import inline, layout_reference, mix_reference, reference, runs, shuffle_reference
+from tests.support.doubles import AtOncePlane
 from tests.support.inputs import write_jsonl, write_text
 from tests.support.layout_reference import EOT_FIRST, Wanted
 from tests.support.promises import Tries
@@ -160,6 +168,72 @@ def test_random_shuffles_are_the_reference_resumed_or_not(
 
 
 @pytest.mark.promise("a shuffle is a plain sort")
+def test_a_first_pass_that_is_stopped_keeps_what_is_placed(
+    tmp_path: Path, tries: Tries, monkeypatch: pytest.MonkeyPatch, soak: bool
+) -> None:
+    """However little that is, with a checkpoint at the end of the run alone, or, on slow input, after each section."""
+    stops = 0
+    for seed in tries(5, 80):
+        monkeypatch.setattr(piles, "_CHECKPOINT_SECONDS", 0 if seed % 2 else 10**9)
+        folder, chooser = tmp_path / str(seed), random.Random(seed)
+        one = Shuffle(2000 + seed, [*LAYOUTS] if soak else THREE_LAYOUTS)
+        monkeypatch.setattr(shuffle, "choose_count", lambda _, count=one.piles: count)
+        settings, out = {**one.settings(folder), "batch_bytes": 1024}, folder / "out"
+        with monkeypatch.context() as patch:
+            placed = stop_in_place(patch, chooser.randint(1, 9))
+            with contextlib.suppress(Interrupted):
+                runs.build_inline(out, **settings)
+        manifest = load_manifest(out)
+        assert manifest is not None
+        if manifest.pass_number == 1:
+            stops += 1
+            assert manifest.piled_tokens == sum(placed)
+        runs.build_inline(out, **settings)
+        assert runs.outputs_in(out) == one.expected(), seed
+        shutil.rmtree(folder)
+    assert stops
+
+
+def stop_in_place(patch: pytest.MonkeyPatch, sections: int) -> list[int]:
+    """Ctrl-C comes in the middle of a section, after so many whole ones of the first pass; return a list to which the
+    tokens of those come."""
+    add, placed = piles.PileOutput.add, []
+
+    def stop(parts: list[ShardSlice]) -> Iterator[ShardSlice]:
+        yield from parts[:1]
+        raise Interrupted("Interrupted.", 130)
+
+    def add_and_stop(self: piles.PileOutput, section: Section, slices: Iterable[ShardSlice]) -> None:
+        parts = list(slices)
+        add(self, section, stop(parts) if len(placed) == sections else parts)
+        placed.append(sum(part.tokens for part in parts))
+
+    patch.setattr(piles.PileOutput, "add", add_and_stop)
+    return placed
+
+
+def test_a_first_pass_of_an_export_that_is_stopped_keeps_what_is_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, built, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "built", tmp_path / "out"
+    runs.build_inline(built, path, shard_tokens=2000, layout="megatron")
+    monkeypatch.setattr(verify, "BLOCK_TOKENS", 777)
+    before = 0
+    for sections in (1, 5, 9):
+        with monkeypatch.context() as patch:
+            placed = stop_in_place(patch, sections)
+            done = inline.run_command("export", built, "--out", out, "--layout", "build-nanogpt", *WORDS[:4])
+            assert done.returncode == 130, done.stderr
+        manifest = load_manifest(out)
+        assert manifest is not None
+        assert manifest.piled_tokens == before + sum(placed) > before
+        before = manifest.piled_tokens
+    done = inline.run_command("export", built, "--out", out, "--layout", "build-nanogpt", *WORDS[:4])
+    assert done.returncode == 0, done.stderr
+    assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
+
+
+@pytest.mark.promise("a shuffle is a plain sort")
 def test_shuffles_with_workers_that_are_killed_are_the_reference(tmp_path: Path, tries: Tries, soak: bool) -> None:
     """With one to three workers; parent and workers are killed at any moment of either pass, and the same command
     resumes."""
@@ -226,6 +300,80 @@ def test_a_damaged_pile_is_made_again_and_finished_shards_are_kept(
     assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
 
 
+@pytest.mark.usefixtures("small_steps", "three_piles")
+@pytest.mark.parametrize("command", ["build", "export"])
+def test_piles_are_made_again_on_a_disk_that_the_old_ones_fill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """They are removed before the space is looked at; finished shards are kept."""
+    path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+    pile_folder = out / ".fineweb-shards" / "piles"
+    words = ["build", "--input", path, "--out", out, *WORDS]
+    if command == "export":
+        runs.build_inline(tmp_path / "built", path, shard_tokens=2000)
+        words = ["export", tmp_path / "built", "--out", out, *WORDS[:4]]
+    with monkeypatch.context() as patch:
+        stop_in_second_pass(patch)
+        assert inline.run_command(*words).returncode == 130
+    (pile_folder / "0003").unlink()
+    monkeypatch.setattr(resources, "free_disk_bytes", lambda folder: 0 if pile_folder.exists() else 10**9)
+    done = inline.run_command(*words)
+    assert done.returncode == 0, done.stderr
+    assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
+
+
+@pytest.mark.usefixtures("small_steps", "three_piles")
+@pytest.mark.parametrize("name", ["0002", "documents"])
+def test_a_damaged_pile_of_an_export_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As in a build: it is told, or noticed at once if it is the list, and finished shards are kept."""
+    path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+    runs.build_inline(tmp_path / "built", path, shard_tokens=2000)
+    words = ["export", tmp_path / "built", "--out", out, *WORDS[:4]]
+    with monkeypatch.context() as patch:
+        stop_in_second_pass(patch)
+        assert inline.run_command(*words).returncode == 130
+    finished = runs.outputs_in(out)
+    pile = out / ".fineweb-shards" / "piles" / name
+    flip(pile)
+    done = inline.run_command(*words)
+    if name != "documents":
+        assert done.returncode == 7, done.stderr
+        assert f"{pile}: this file of the shuffle has changed since it was written." in done.stderr
+        assert finished.items() <= runs.outputs_in(out).items()
+        done = inline.run_command(*words)
+    assert done.returncode == 0, done.stderr
+    assert "the first pass of the shuffle begins anew" in done.stderr
+    assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists open files")
+def test_an_export_closes_its_piles_before_they_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a file is open, its space is not free."""
+    path, read, opened = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), shuffle.read_piles, []
+
+    def look(*arguments: Any) -> Any:
+        opened.extend(os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())
+        return read(*arguments)
+
+    monkeypatch.setattr("fineweb_shards.run.export.read_piles", look)
+    runs.build_inline(tmp_path / "built", path, shard_tokens=2000)
+    assert inline.run_command("export", tmp_path / "built", "--out", tmp_path / "out", *WORDS[:4]).returncode == 0
+    assert opened
+    assert not [name for name in opened if "/piles/" in name]
+
+
+def stop_in_second_pass(patch: pytest.MonkeyPatch) -> None:
+    """A build or an export is interrupted when it has recorded its first shards, of the first pile."""
+    record = Output._record
+
+    def record_and_stop(self: Output, *arguments: Any) -> None:
+        record(self, *arguments)
+        raise Interrupted("Interrupted.", 130)
+
+    patch.setattr(InProcessPlane, "_start", AtOncePlane._start)
+    patch.setattr(Output, "_record", record_and_stop)
+
+
 def stop_after(calls: int, action: Any) -> Any:
     counter = itertools.count(1)
     return lambda *arguments: action() if next(counter) == calls else None
@@ -247,6 +395,7 @@ def test_another_seed_or_end_is_refused(tmp_path: Path) -> None:
 
 
 def test_piles_are_in_the_scratch_folder_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With everything else that is made there, and the lock last: until then no other run may have the folder."""
     path, out, scratch = write_text(tmp_path / "a.txt", DOCUMENTS[:40]), tmp_path / "out", tmp_path / "scratch"
     seen: list[Path] = []
     made = shuffle.make_piles
@@ -256,11 +405,18 @@ def test_piles_are_in_the_scratch_folder_and_removed(tmp_path: Path, monkeypatch
         seen.extend(scratch.rglob("documents"))
         return manifest
 
+    def remove(config: Config) -> None:
+        removed(config)
+        assert is_locked(config.pile_folder.parent.parent)
+
+    removed = shuffle.remove_piles
     monkeypatch.setattr("fineweb_shards.run.build.make_piles", make)
+    monkeypatch.setattr("fineweb_shards.run.build.remove_piles", remove)
     words = ["build", "--input", path, "--out", out, "--shuffle", 1, "--shard-tokens", 2000, "--scratch", scratch]
-    assert inline.run_command(*words).returncode == 0
-    assert len(seen) == 1
-    assert list(scratch.iterdir()) == []
+    for _ in range(2):  # also a run that finds everything done leaves nothing
+        assert inline.run_command(*words).returncode == 0
+        assert len(seen) == 1
+        assert list(scratch.iterdir()) == []
     manifest = load_manifest(out)
     assert manifest is not None
     assert manifest.is_shuffled
@@ -269,7 +425,8 @@ def test_piles_are_in_the_scratch_folder_and_removed(tmp_path: Path, monkeypatch
 
 @pytest.mark.usefixtures("small_steps")
 def test_other_piles_than_those_of_finished_shards_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the first pass has to be made again with another --on-bad-file, which a resume may have."""
+    """If the first pass has to be made again with another --on-bad-file, which a resume may have; with the right one it
+    is made once more, and all is well."""
     monkeypatch.setattr(shuffle, "choose_count", lambda _: 3)
     path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
 
@@ -287,10 +444,15 @@ def test_other_piles_than_those_of_finished_shards_are_refused(tmp_path: Path, m
         return itertools.islice(chunks(self, file, batch), 1, None)
 
     chunks = jsonl.JsonLinesFormat.chunks
-    monkeypatch.setattr(jsonl.JsonLinesFormat, "chunks", skip)
-    with pytest.raises(ChangedError, match="the first pass of the shuffle was made again, and gave other documents"):
-        runs.build_inline(out, path, shuffle=5, shard_tokens=2000, batch_bytes=100_000)
-    assert runs.outputs_in(out) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(jsonl.JsonLinesFormat, "chunks", skip)
+        for _ in range(2):
+            with pytest.raises(ChangedError, match="the shuffle was made again, and gave other documents"):
+                runs.build_inline(out, path, shuffle=5, shard_tokens=2000, batch_bytes=100_000)
+            assert runs.outputs_in(out) == before
+    done = inline.run_command("build", "--input", path, "--out", out, *WORDS)
+    assert done.returncode == 0, done.stderr
+    assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
 
 
 WORDS = ("--shuffle", 5, "--shard-tokens", 2000, "--batch-bytes", 4000)
@@ -382,19 +544,81 @@ def test_an_input_without_documents_is_told_whenever_it_is_run(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("small_steps", "three_piles")
-def test_piles_of_other_settings_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as no shard is finished, they may change."""
+@pytest.mark.parametrize("command", ["build", "export"])
+def test_piles_are_not_lost_to_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Without a finished shard, either: they are refused by name, and only --fresh removes what is recorded."""
     path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+    pile_folder = out / ".fineweb-shards" / "piles"
+    words: list[Any] = ["build", "--input", path]
+    if command == "export":
+        runs.build_inline(tmp_path / "built", path, shard_tokens=2000)
+        words = ["export", tmp_path / "built"]
+    with monkeypatch.context() as patch:
+        stop_first_pass(patch)
+        assert inline.run_command(*words, "--out", out, *WORDS[:4]).returncode == 130
+    before = {one.name: one.read_bytes() for one in pile_folder.iterdir()}
+    for changed, text in (
+        (["--shard-tokens", 2000], "--shuffle was 5 when this folder was begun and is not set now"),
+        (["--shard-tokens", 3000, "--shuffle", 5], "--shard-tokens was 2,000 when this folder was begun and is 3,000"),
+    ):
+        done = inline.run_command(*words, "--out", out, *changed)
+        assert done.returncode == 4, done.stderr
+        assert text in done.stderr
+        assert "--fresh" in done.stderr
+    assert {one.name: one.read_bytes() for one in pile_folder.iterdir()} == before
+    assert inline.run_command(*words, "--out", out, "--shard-tokens", 3000, "--fresh", "--yes").returncode == 0
+    assert not pile_folder.exists()
+    assert runs.outputs_in(out) == reference.shard_files(reference.stream(DOCUMENTS), 3000)
 
-    def stop() -> Any:
-        raise KeyboardInterrupt
+
+def stop_first_pass(patch: pytest.MonkeyPatch, checkpoints: int = 2) -> None:
+    """A build or an export is interrupted when it has recorded so much of its first pass."""
+    record, counter = piles.PileOutput._record, itertools.count(1)
+
+    def record_and_stop(self: piles.PileOutput, *arguments: Any) -> None:
+        record(self, *arguments)
+        if next(counter) == checkpoints:
+            raise Interrupted("Interrupted.", 130)
+
+    patch.setattr(piles.PileOutput, "_record", record_and_stop)
+
+
+@pytest.mark.usefixtures("small_steps", "three_piles")
+@pytest.mark.parametrize(
+    ("command", "begun", "resumed"),
+    [("build", "one", "two"), ("build", "one", ""), ("build", "", "two"), ("export", "one", "")],
+)
+def test_piles_in_another_scratch_folder_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, begun: str, resumed: str
+) -> None:
+    """Whoever forgets --scratch, or names another one, is told; the first pass is only made again if they are gone."""
+    path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
+    words: list[Any] = ["build", "--input", path, "--out", out, *WORDS]
+    if command == "export":
+        runs.build_inline(tmp_path / "built", path, shard_tokens=2000)
+        words = ["export", tmp_path / "built", "--out", out, *WORDS[:4]]
+
+    def run(scratch: str) -> subprocess.CompletedProcess[str]:
+        return inline.run_command(*words, *(["--scratch", tmp_path / scratch] if scratch else []))
 
     with monkeypatch.context() as patch:
-        patch.setattr(shuffle.Parts, "release_before", stop_after(2, stop))
-        with pytest.raises(KeyboardInterrupt):
-            runs.build_inline(out, path, shuffle=5, shard_tokens=2000, batch_bytes=4000)
-    assert inline.run_command("build", "--input", path, "--out", out, "--shard-tokens", 2000).returncode == 0
-    assert not (out / ".fineweb-shards" / "piles").exists()
+        stop_in_second_pass(patch)
+        assert run(begun).returncode == 130
+    (pile_folder,) = (tmp_path / begun if begun else out).rglob("piles")
+    done = run(resumed)
+    assert done.returncode == 4, done.stderr
+    assert f"the piles of this shuffle are in {pile_folder}." in done.stderr
+    right = f"--scratch {tmp_path / begun}," if begun else "without --scratch,"
+    assert f"Resume with the same --out and {right}" in done.stderr
+    if command == "build":  # the right one continues, and leaves no trace
+        done = run(begun)
+    else:
+        shutil.rmtree(pile_folder)
+        done = run(resumed)
+        assert "the first pass of the shuffle begins anew" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
+    assert not (out / ".fineweb-shards" / "scratch").exists()
 
 
 def test_two_runs_never_share_a_scratch_folder(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from fineweb_shards.executors.messages import FileOrder, FileResult, StoredToken
 from fineweb_shards.executors.ray import worker
 from fineweb_shards.executors.ray.board import (
     EncodedBatch,
+    Shipment,
     apply_environment,
     pack_environment,
     pack_vocabulary,
@@ -61,7 +62,18 @@ def test_a_node_that_sees_another_folder_says_so(tmp_path: Path, monkeypatch: py
         worker._check_folder(tmp_path, "mark")
     (tmp_path / WORK_FOLDER / worker.MARK_FILE).write_text("mark")
     worker._check_folder(tmp_path, "mark")
-    worker._check_folder(tmp_path / "nowhere", None)  # a bucket needs no folder
+
+
+def test_a_node_looks_for_every_shared_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for that of --scratch, with the piles of a shuffle."""
+    monkeypatch.setattr(worker, "node_name", lambda: "node7 (10.0.0.7)")
+    spec = runs.spec_of(runs.job_of(tmp_path / "out", write_jsonl(tmp_path / "a.jsonl", ["one"])).source)
+    out, scratch = tmp_path / "out", tmp_path / "scratch"
+    (out / WORK_FOLDER).mkdir(parents=True)
+    (out / WORK_FOLDER / worker.MARK_FILE).write_text("mark")
+    board: Any = SimpleNamespace(tell=SimpleNamespace(remote=print))
+    with pytest.raises(OutputError, match=f"{scratch}: on node node7"):
+        worker.RunProcess("run", board, Shipment(pickle.dumps(spec), os.curdir, {}, {}, (out, scratch), "mark"))
 
 
 def test_a_node_that_does_not_see_the_input_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

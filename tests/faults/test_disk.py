@@ -11,19 +11,22 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fineweb_shards.errors import DiskFullError, OutputError
+from fineweb_shards.formats import piles as pile_format
+from fineweb_shards.reading import verify
 from fineweb_shards.run import shuffle
 from fineweb_shards.run.plan import check_disk, make_plan
 from fineweb_shards.store import sidecars
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.units import show_bytes
 from fineweb_shards.writing import piles, placement
-from tests.support import layout_reference, reference, runs, shuffle_reference
+from tests.support import inline, layout_reference, reference, runs, shuffle_reference
 from tests.support.documents import make_documents
 from tests.support.doubles import FailingCall
 from tests.support.inputs import write_parquet
@@ -123,19 +126,24 @@ def test_a_full_disk_while_files_grow(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.promise("a full disk loses nothing")
-def test_a_full_disk_in_either_pass_of_a_shuffle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["build", "export"])
+def test_a_full_disk_in_either_pass_of_a_shuffle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """What is recorded of either pass stays, and with space the same command completes."""
+    monkeypatch.setattr(verify, "BLOCK_TOKENS", 777)
     monkeypatch.setattr(shuffle, "choose_count", lambda _: 4)
     monkeypatch.setattr(piles, "_TOKENS_PER_PILE", 1)
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
     expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(DOCUMENTS, 3)), 2000)
     out, settings = tmp_path / "out", {"shuffle": 3, "shard_tokens": 2000, "batch_bytes": 2048}
-    states = []
+    run, states = partial(runs.build_inline, out, path), []
+    if command == "export":
+        runs.build_inline(tmp_path / "built", path)
+        run = partial(runs.export_mix, out, [tmp_path / "built"], [{}])
     for writes in range(0, 120, 7):
         with monkeypatch.context() as patch:
             FullDisk(patch, writes)
             with contextlib.suppress(DiskFullError):
-                runs.build_inline(out, path, max_outage=0, **settings)
+                run(max_outage=0, **settings)
         manifest = load_manifest(out)
         assert manifest is not None
         states.append((sum(manifest.piles.tokens) if manifest.piles else 0, manifest.tokens))
@@ -143,7 +151,7 @@ def test_a_full_disk_in_either_pass_of_a_shuffle(tmp_path: Path, monkeypatch: py
     assert states == sorted(states)
     assert len({piled for piled, _ in states}) > 3
     assert len({tokens for _, tokens in states}) >= 3  # none, some and all of the shards
-    runs.build_inline(out, path, **settings)
+    run(**settings)
     assert runs.shards_in(out) == expected
 
 
@@ -168,6 +176,67 @@ def test_an_fsync_error_in_either_pass_of_a_shuffle_ends_the_run(
         runs.build_inline(out, path, **settings)
         assert runs.shards_in(out) == expected
     assert {True, False} == set(ends)
+
+
+@pytest.mark.parametrize("unreadable", ["0002", "documents"])
+def test_a_pile_that_can_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str) -> None:
+    """In every run, with what helps: without the file the first pass is repeated."""
+    monkeypatch.setattr(shuffle, "choose_count", lambda _: 2)
+    path, out = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10), tmp_path / "out"
+    pile = out / ".fineweb-shards/piles" / unreadable
+    words = ["build", "--input", path, "--out", out, "--shuffle", 3, "--shard-tokens", 2000]
+    opened, second_pass = pile_format.open_own, shuffle.second_pass
+
+    class Unreadable(io.FileIO):
+        def readinto(self, buffer: Any) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def open_own(path: Path, mode: Any, **more: Any) -> Any:
+        return io.BufferedReader(Unreadable(path)) if path == pile and mode == "rb" else opened(path, mode, **more)
+
+    def break_disk(*arguments: Any) -> Any:
+        patch.setattr(pile_format, "open_own", open_own)
+        return second_pass(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fineweb_shards.run.build.second_pass", break_disk)
+        for _ in range(2):
+            done = inline.run_command(*words)
+            assert done.returncode == 5, done.stderr
+            assert f"{pile}: Input/output error." in done.stderr
+            assert "remove this file: then the first pass is repeated" in done.stderr
+    pile.unlink()
+    assert inline.run_command(*words).returncode == 0
+    expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(DOCUMENTS, 3)), 2000)
+    assert runs.shards_in(out) == expected
+
+
+@pytest.mark.promise("an fsync error is fatal")
+def test_a_pile_that_is_not_durable_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it was for lack of space: what the kernel has dropped then would never be missed by a second fsync."""
+    monkeypatch.setattr(shuffle, "choose_count", lambda _: 2)
+    monkeypatch.setattr(piles, "_TOKENS_PER_PILE", 1)
+    path, out = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10), tmp_path / "out"
+    settings, pile = {"shuffle": 3, "shard_tokens": 2000, "batch_bytes": 2048}, out / ".fineweb-shards/piles/0002"
+    failures, fsync = [], os.fsync
+
+    def drop(file: int) -> None:
+        manifest = load_manifest(out)
+        recorded = manifest.piles.tokens[2] if manifest and manifest.piles else 0
+        if recorded and not failures and os.path.samestat(os.fstat(file), pile.stat()):
+            failures.append(pile.stat().st_size)
+            os.truncate(pile, 2 * recorded)
+            os.truncate(pile, failures[0])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", drop)
+    with pytest.raises(DiskFullError, match="0002: no space left on the disk"):
+        runs.build_inline(out, path, **settings)
+    runs.build_inline(out, path, **settings)
+    assert failures
+    expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(DOCUMENTS, 3)), 2000)
+    assert runs.shards_in(out) == expected
 
 
 @pytest.mark.promise("an fsync error is fatal")

@@ -6,16 +6,20 @@ import itertools
 import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
+from fineweb_shards.errors import ChangedError, DamageError, InputError, Interrupted, UsageError
+from fineweb_shards.executors.base import InProcessPlane
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading import verify
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.writing.placement import Output
 from tests.support import layout_reference, reference, runs
 from tests.support.documents import make_documents
+from tests.support.doubles import AtOncePlane
 from tests.support.inputs import write_jsonl
 from tests.support.layout_reference import Wanted
 
@@ -166,3 +170,23 @@ def test_what_can_not_be_exported_is_refused(made: dict[str, Path], tmp_path: Pa
     runs.forget_after(copy, 1)
     with pytest.raises(InputError, match="not finished"):
         runs.export(copy, tmp_path / "bad", layout="plain")
+
+
+def test_many_shards_at_once_are_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Ctrl-C comes just after they were, and what is finished is recorded afterwards."""
+    documents = ["many words in a row " * 20] * 100
+    runs.build_inline(tmp_path / "built", write_jsonl(tmp_path / "a.jsonl", documents))
+    record = Output._record
+
+    def record_and_stop(self: Output, checkpoints: Any) -> None:
+        record(self, checkpoints)
+        if len(checkpoints) > 20:
+            raise Interrupted("Interrupted.", 130)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcessPlane, "_start", AtOncePlane._start)
+        patch.setattr(Output, "_record", record_and_stop)
+        with pytest.raises(Interrupted):
+            runs.export(tmp_path / "built", tmp_path / "out", layout="build-nanogpt", shard_tokens=100)
+    runs.export(tmp_path / "built", tmp_path / "out", layout="build-nanogpt", shard_tokens=100)
+    assert runs.outputs_in(tmp_path / "out") == reference.shard_files(reference.stream(documents), 100)

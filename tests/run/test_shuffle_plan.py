@@ -11,6 +11,7 @@ import pytest
 from fineweb_shards.commands.plan import plan_lines, plan_values, verdict_on
 from fineweb_shards.errors import DiskFullError
 from fineweb_shards.run import resources, shuffle
+from fineweb_shards.run.extent import Extent
 from fineweb_shards.run.plan import Plan, make_plan
 from fineweb_shards.run.resources import DiskNeed, Rest, check_needs, find_needs
 from fineweb_shards.store.manifest import load_manifest
@@ -31,6 +32,7 @@ REST = Rest(tokens=10_000_000, documents=20_000, done_tokens=0, workers=2)
 NEW = PileState.beginning(10, (Cursor(0, 0),))
 HALF = replace(NEW, tokens=(0, *[500_000] * 10), list_bytes=100_000)
 ENDED = replace(NEW, tokens=(0, *[1_000_000] * 10), list_bytes=320_000, ended=True)
+VAL = replace(ENDED, tokens=(3_000_000, *[700_000] * 10))
 UNDER_WAY = shards_at_once(2) * 200_000 + 2_000_000  # shards that are not recorded, and a pile
 
 
@@ -61,9 +63,13 @@ def sizes(needs: list[DiskNeed]) -> list[tuple[int, int]]:
     (replace(REST, piles=HALF), 10_220_000 + UNDER_WAY, 10_220_000),
     (replace(REST, piles=ENDED), UNDER_WAY, 0),
     (replace(REST, piles=ENDED, done_tokens=9_900_000), 200_000, 0),
+    # The pile of files for validation is the largest, until it is done.
+    (replace(REST, piles=NEW, val_tokens=3_000_000), 20_320_000 + UNDER_WAY + 4_000_000, 20_320_000),
+    (replace(REST, piles=VAL), UNDER_WAY + 4_000_000, 0),
+    (replace(REST, piles=VAL, done_tokens=4_000_000), UNDER_WAY, 0),
     # The piles were lost, and are made again beside finished shards.
     (replace(REST, piles=NEW, done_tokens=9_900_000), 20_320_000 + 200_000, 20_320_000),
-], ids=["plain", "new", "first pass", "second pass", "last shard", "again"])  # fmt: skip
+], ids=["plain", "new", "first pass", "second pass", "last shard", "val", "pile", "train", "again"])  # fmt: skip
 def test_a_disk_holds_the_result_once_and_what_is_under_way(
     spec: OutputSpec, rest: Rest, needed: int, piles: int
 ) -> None:
@@ -84,6 +90,16 @@ def test_piles_on_another_disk_are_looked_at_by_themselves(spec: OutputSpec, tmp
     full = [replace(needs[0], free_bytes=5), needs[1]]
     with pytest.raises(DiskFullError, match="out: the shards need 20"):
         check_needs(full, spec, exact=True)
+
+
+def test_what_a_first_pass_has_left_is_free_for_the_next(spec: OutputSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that `plan` says what a build will find that removes it; what is continued stays."""
+    monkeypatch.setattr(resources, "free_disk_bytes", lambda folder: 1000)
+    (spec.folder / "piles").mkdir(parents=True)
+    (spec.folder / "piles" / "0001").write_bytes(bytes(500))
+    for state, free in ((NEW, 1500), (HALF, 1000), (ENDED, 1000)):
+        (need,) = find_needs(spec, spec.folder / "piles", replace(REST, piles=state))
+        assert need.free_bytes == free
 
 
 def test_disks_are_told_apart(tmp_path: Path) -> None:
@@ -123,6 +139,17 @@ def test_the_plan_says_what_a_shuffle_does(tmp_path: Path, monkeypatch: pytest.M
     plain = plan_of(tmp_path, shuffle=None)
     assert "shuffle" not in "".join(plan_lines(plain))
     assert plain.seconds == pytest.approx(plain.extent.tokens / (plain.tokens_per_second or 1), rel=0.01)
+
+
+def test_a_plan_counts_the_pile_of_files_for_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there until its shards are: here it has half of all tokens."""
+    monkeypatch.setattr(shuffle, "choose_count", lambda _: 20)
+    for name in "ab":
+        write_parquet(tmp_path / f"{name}.parquet", DOCUMENTS)
+    whole = plan_of(tmp_path, shard_tokens=200, val_input=(str(tmp_path / "b.parquet"),))
+    (need,) = whole.disk_needs
+    (plain,) = replace(whole, part_extents=(Extent(0, 0, exact=True),)).disk_needs
+    assert need.size_bytes - plain.size_bytes > TOKENS
 
 
 @pytest.mark.usefixtures("two_disks")

@@ -38,9 +38,9 @@ def test_another_revision_is_the_one_that_is_taken(tmp_path: Path) -> None:
     config = begin(tmp_path / "out", **WHERE)
     begun = load_manifest(tmp_path / "out")
     assert begun is not None
-    assert pinned_commit(config, begun.parts[0], has_shards=False) == "c0ffee"
-    assert pinned_commit(replace(config, revision="newer"), begun.parts[0], has_shards=False) is None
-    assert pinned_commit(replace(config, dataset="me/others"), begun.parts[0], has_shards=False) is None
+    assert pinned_commit(config, begun.parts[0], has_work=False) == "c0ffee"
+    assert pinned_commit(replace(config, revision="newer"), begun.parts[0], has_work=False) is None
+    assert pinned_commit(replace(config, dataset="me/others"), begun.parts[0], has_work=False) is None
 
 
 def test_other_settings_do_not_overwrite_what_is_not_ours(tmp_path: Path) -> None:

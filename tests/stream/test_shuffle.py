@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fineweb_shards.stream.shuffle import PileState, Shuffler, hash64, join_lists, pile_of
+from fineweb_shards.stream.shuffle import CHECKSUMS, Listed, PileState, Shuffler, hash64, join_lists, pile_of
 from fineweb_shards.types import Counts, Cursor
 from tests.support import shuffle_reference
 
@@ -116,5 +116,17 @@ def test_every_token_is_in_the_pile_of_its_document(eot_first: bool) -> None:
         listed.append(shuffler.take_listed())
         assert [[pile[i] for i in range(len(pile))] for pile in found] == expected
         whole = join_lists(listed)
+        assert sum(one.checksum for one in listed) % CHECKSUMS == whole.checksum
         assert whole.lengths.tolist() == documents
         assert whole.hashes.tolist() == [shuffle_reference.hash64(seed, i) for i in range(len(documents))]
+
+
+def test_a_checksum_tells_documents_from_others_with_as_many_tokens() -> None:
+    """In another order, of other lengths or in another pile: the sums of their tokens would not."""
+
+    def checksum(lengths: list[int], piles: list[int]) -> int:
+        hashes = hash64(7, np.arange(len(lengths)))
+        return join_lists([Listed(hashes, np.array(lengths), np.array(piles, np.int16))]).checksum
+
+    lists = ([3, 5, 4], [1, 1, 2]), ([5, 3, 4], [1, 1, 2]), ([4, 4, 4], [1, 1, 2]), ([3, 5, 4], [0, 1, 2])
+    assert len({checksum(*one) for one in lists}) == 4

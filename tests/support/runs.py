@@ -99,7 +99,7 @@ def build_job(job: Job) -> Manifest:
         encode = encoder_of(job)
         with contextlib.closing(plane):
             if job.config.shuffle is not None:
-                manifest = find_piles(job.output, job.config.pile_folder, manifest, progress)
+                manifest = find_piles(job.output, job.config, manifest, progress)
                 return run_passes(
                     job, manifest, lambda one: InlineExecutor(one.source, encoder_of(one), plane), progress
                 )

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -153,3 +154,21 @@ def test_only_a_plain_file_is_read(tmp_path: Path) -> None:
     for name in ("pipe", ".", "missing"):
         with pytest.raises(OSError, match=name):
             read_file(tmp_path / name)
+
+
+def test_a_removed_lock_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that had opened it before it was removed makes its own, so that a third one is refused."""
+    folder = tmp_path / "out"
+    first = FolderLock(folder).__enter__()
+    try_lock = durable._try_lock_repeatedly
+
+    def remove_first(file: BinaryIO) -> bool:
+        monkeypatch.setattr(durable, "_try_lock_repeatedly", try_lock)
+        first.remove()
+        first.__exit__()
+        assert not folder.exists()
+        return try_lock(file)
+
+    monkeypatch.setattr(durable, "_try_lock_repeatedly", remove_first)
+    with FolderLock(folder), pytest.raises(LockedError):
+        FolderLock(folder).__enter__()

@@ -55,7 +55,8 @@ class Shipment:
     current_folder: str  # of the driver: relative paths start there
     vocabulary_files: dict[str, bytes] = field(repr=False)  # by name; GPT-2 has none
     environment: dict[str, str] = field(repr=False)  # variables; some are secrets
-    mark: str | None  # the content of a file in the output folder, if all nodes have to see that folder
+    shared: tuple[Path, ...]  # folders that all nodes must see
+    mark: str  # the content of a file in each of them
 
 
 @dataclass(frozen=True)

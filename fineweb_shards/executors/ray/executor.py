@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fineweb_shards.events import Event, Observer
@@ -71,8 +72,9 @@ _WRITTEN = completed(None)  # true by the time the file is sealed
 
 class RayExecutor(ScheduledExecutor[Attempt]):
     """Tokenizes with tasks on a cluster. `out` is the folder or address for the shards; `shared_folder`: all nodes see
-    that folder. `window_bytes` limits the text of streams that the driver keeps; `most_tasks` limits the tasks that
-    encode at once. `quarantined` are documents that earlier runs left out."""
+    that folder, and `scratch`, if the piles of a shuffle are there. `window_bytes` limits the text of streams that the
+    driver keeps; `most_tasks` limits the tasks that encode at once. `quarantined` are documents that earlier runs left
+    out."""
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         *,
         out: str,
         shared_folder: bool,
+        scratch: Path | None = None,
         window_bytes: int,
         most_tasks: int | None = None,
         quarantined: Iterable[Quarantined] = (),
@@ -92,6 +95,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._cluster = cluster
         self._out = out
         self._shared_folder = shared_folder
+        self._shared = (spec.store.folder, *([scratch] if scratch else [])) if shared_folder else ()
         self._most_tasks = most_tasks
         self._window_bytes = window_bytes if spec.source.bytes_by_value > window_bytes else _ALL
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -121,13 +125,13 @@ class RayExecutor(ScheduledExecutor[Attempt]):
 
     def _start(self) -> None:
         self._cluster.connect()
-        mark = secrets.token_hex(16) if self._shared_folder else None
-        if mark is not None:  # nodes have to find it in the output folder
-            make_folder(self._spec.store.folder / WORK_FOLDER)
-            write_quickly(self._spec.store.folder / WORK_FOLDER / MARK_FILE, mark.encode())
+        mark = secrets.token_hex(16)
+        for folder in self._shared:  # where nodes must find it
+            make_folder(folder / WORK_FOLDER)
+            write_quickly(folder / WORK_FOLDER / MARK_FILE, mark.encode())
         files = board.pack_vocabulary(self._spec.vocabulary)
         environment = board.pack_environment(self._spec.source, self._out)
-        shipment = board.Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, mark)
+        shipment = board.Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, self._shared, mark)
         self._board = board.start_board(self._run, shipment)
         self._encode_task = (
             load_ray()
@@ -163,7 +167,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             if self._board is not None:
                 load_ray().kill(self._board)
         self._cluster.close()
-        (self._spec.store.folder / WORK_FOLDER / MARK_FILE).unlink(missing_ok=True)
+        for folder in self._shared:
+            (folder / WORK_FOLDER / MARK_FILE).unlink(missing_ok=True)
 
     @property
     def workers(self) -> int:

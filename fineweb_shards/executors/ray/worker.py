@@ -116,8 +116,9 @@ class RunProcess:
             os.chdir(shipment.current_folder)
         apply_environment(shipment.environment)  # before the hub's clients are imported
         spec: WorkerSpec = pickle.loads(shipment.spec)
-        _check_folder(spec.store.folder, shipment.mark)
-        if shipment.mark is None:  # the folder is for files created on this node
+        for folder in shipment.shared:
+            _check_folder(folder, shipment.mark)
+        if not shipment.shared:  # the folder is for files created on this node
             _remove_leftovers(spec.store.folder / WORK_FOLDER, run)
         self._spec = spec
         self._vocabulary_files = shipment.vocabulary_files
@@ -270,10 +271,8 @@ def _remove_leftovers(folder: Path, run: str) -> None:
                 path.unlink()
 
 
-def _check_folder(folder: Path, mark: str | None) -> None:
-    """Raise OutputError if this node does not see the driver's output folder."""
-    if mark is None:
-        return
+def _check_folder(folder: Path, mark: str) -> None:
+    """Raise OutputError if this node does not see this folder of the driver."""
     try:
         found = read_file(folder / WORK_FOLDER / MARK_FILE)
     except OSError:
