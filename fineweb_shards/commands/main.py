@@ -34,7 +34,7 @@ SUBCOMMANDS = {
     "export": "copy finished shards into another layout, or mix those of several folders, without tokenizing",
     "inspect": "look into shards: figures, documents, a search",
 }
-MODULES = {"build": "build", "plan": "plan", "inspect": "inspect"}  # beside this one; all others: folders
+MODULES = {"build": "build", "plan": "build", "inspect": "inspect"}  # all others: folders
 EXAMPLES = {
     "build": (
         "build demo  # a small one, in out/demo",

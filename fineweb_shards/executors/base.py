@@ -17,8 +17,7 @@ from typing import Self, TypeVar
 
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store.pile_files import PileWork, seal
-from fineweb_shards.store.shard_files import TokenWriter
+from fineweb_shards.store.shard_files import PileWork, TokenWriter, seal
 from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
 from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.system.background import in_background
@@ -58,7 +57,7 @@ class DataPlane(ABC):
 
     @abstractmethod
     def seal(self, work: Segment | PileWork) -> Future[str]:
-        """Seal a segment (store/shard_files.py) or make piles durable (store/pile_files.py); return the SHA-256. The
+        """Seal a segment (store/shard_files.py) or make piles durable (store/shard_files.py); return the SHA-256. The
         futures of all placements in it must be done. If a worker dies, another one repeats the work."""
 
     @abstractmethod

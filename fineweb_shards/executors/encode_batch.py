@@ -21,8 +21,7 @@ from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.messages import FileWork, WorkOrder
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.sources.source import Parts, arrived_damaged
-from fineweb_shards.store.pile_files import seal
-from fineweb_shards.store.shard_files import TokenWriter
+from fineweb_shards.store.shard_files import TokenWriter, seal
 from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.section import NO_POSITIONS, Span, join_spans

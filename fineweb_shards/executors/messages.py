@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.store.pile_files import PileWork
+from fineweb_shards.store.shard_files import PileWork
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
 from fineweb_shards.types import Batch, EncodedBlock, Placement, Quarantined

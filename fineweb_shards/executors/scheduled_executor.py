@@ -27,7 +27,7 @@ from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import Death, Task, Worker
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.storage.place import HUB
-from fineweb_shards.store.pile_files import PileWork
+from fineweb_shards.store.shard_files import PileWork
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
 from fineweb_shards.stream.section import NO_POSITIONS

@@ -29,14 +29,13 @@ from fineweb_shards.formats.piles import FOLDER as PILE_FOLDER
 from fineweb_shards.formats.registry import CHOICES as FORMAT_CHOICES
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS
-from fineweb_shards.run.part_weights import check_weights, whole_weights
 from fineweb_shards.sources.hub_files import parse_hub_address, refuse_hub_address
 from fineweb_shards.storage.bucket_address import check_path, is_url
 from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.store.manifest import PART_SETTINGS
 from fineweb_shards.store.opening import open_store, scratch_folder
 from fineweb_shards.store.store import Store
-from fineweb_shards.stream.mix import ALL_EXHAUSTED, FIRST_EXHAUSTED, MixRule
+from fineweb_shards.stream.mix import ALL_EXHAUSTED, FIRST_EXHAUSTED, MixRule, check_weights, whole_weights
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.machine import PRIORITIES
 from fineweb_shards.system.own_files import WORK_FOLDER

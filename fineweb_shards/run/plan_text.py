@@ -1,5 +1,5 @@
 """Say in words what a plan has found: the short text, for the beginning of a build. `plan` shows more
-(commands/plan.py).
+(commands/build.py).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from fineweb_shards.run.stream import Running
 from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.storage.place import SCRATCH, InputFile
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.pile_files import sizes_of
+from fineweb_shards.store.shard_files import sizes_of
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.shuffle import MOST_PILES, PileState

@@ -1,4 +1,4 @@
-"""Token files: list those of a manifest, find them, write, read back and seal them.
+"""Token files, of shards and of a shuffle's piles: list those of a manifest, find, write, read back and seal them.
 
 A finished file has its final name in the output folder. A growing one is in the work folder, under a name without
 `train` or `val`, so that a reader never opens an incomplete file.
@@ -6,7 +6,8 @@ A finished file has its final name in the output folder. A growing one is in the
 The control plane creates the files and renames them when they are whole. Several processes write to one file, each with
 its own descriptor to its own ranges, so no lock is needed. A segment is what one record of the manifest describes: a
 whole shard, or the bytes that a checkpoint adds to a growing file. Sealing it means to write the header if the file
-ends with it, to read it back, to check it and to make it durable.
+ends with it, to read it back, to check it and to make it durable. The piles of a shuffle's first pass are made durable
+and hashed in the same way; formats/piles.py says what is in them.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ import numpy as np
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
-from fineweb_shards.formats.piles import copy_ranges, pile_name
+from fineweb_shards.formats.piles import copy_ranges, digest_of, list_path, pile_errors, pile_name
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.store import Segment, Store
-from fineweb_shards.stream.shuffle import MOST_PILES
-from fineweb_shards.system.durable import output_error, output_errors
+from fineweb_shards.stream.shuffle import MOST_PILES, PileState
+from fineweb_shards.system.durable import output_error, output_errors, sync_folder
 from fineweb_shards.system.machine import allow_files
-from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, open_descriptor, open_own
+from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, make_folder, open_descriptor, open_own
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, ShardRecord, Split, Tokens
 from fineweb_shards.units import show_number_of
@@ -231,3 +232,48 @@ def _write_header(segment: Segment) -> None:
     """Write the header. A reopened file may have one for fewer tokens."""
     with output_errors(segment.path), open_own(segment.path, "r+b", buffering=0) as file:
         file.write(segment.header)
+
+
+@dataclass(frozen=True)
+class PileWork:
+    """What was added to some piles, to be made durable and hashed; `path` is their folder."""
+
+    path: Path
+    ranges: tuple[tuple[int, int, int], ...]  # number, and first and last byte of each
+
+
+def seal(
+    observer: Observer, work: Segment | PileWork, shard_format: ShardFormat, store: Store, max_wait_seconds: float
+) -> str:
+    """Seal a segment, or make durable what was added to piles; return the SHA-256 of the segment, or those of the
+    piles one after the other."""
+    if isinstance(work, Segment):
+        return seal_segment(observer, work, shard_format, store, max_wait_seconds)
+    hashes = []
+    for number, begin, end in work.ranges:
+        path = work.path / pile_name(number)
+        with pile_errors(path):
+            if begin < end:
+                with open_own(path, "r+b") as file:
+                    os.fsync(file.fileno())  # never a second time: see system/durable.py
+            hashes.append(digest_of(path, begin, end).hexdigest())
+    return "".join(hashes)
+
+
+def sizes_of(folder: Path, state: PileState, shard_format: ShardFormat) -> dict[Path, int]:
+    """Return the size of each file of the first pass that the manifest records."""
+    sizes = {folder / pile_name(number): shard_format.size_bytes(n) for number, n in enumerate(state.tokens)}
+    return {**sizes, list_path(folder): state.list_bytes}
+
+
+def prepare_piles(sizes: dict[Path, int]) -> None:
+    """Make the files that are missing, and cut off what comes after these sizes."""
+    folders = {path.parent for path in sizes}
+    for folder in folders:
+        with output_errors(folder):
+            make_folder(folder)
+    for path, size in sizes.items():
+        with output_errors(path), open_own(path, "r+b", create=True) as file:
+            file.truncate(size)
+    for folder in folders:
+        sync_folder(folder)

@@ -24,7 +24,7 @@ from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.formats.piles import append_to_list, digest_of, list_block, list_path, pile_errors
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import ManifestFile
-from fineweb_shards.store.pile_files import PileWork, prepare_piles, sizes_of
+from fineweb_shards.store.shard_files import PileWork, prepare_piles, sizes_of
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.packer import PackedTotals, Packer
 from fineweb_shards.stream.section import Section

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fineweb_shards.commands.plan import plan_lines, plan_values
+from fineweb_shards.commands.build import plan_lines, plan_values
 from fineweb_shards.run import plan as plan_module
 from fineweb_shards.run.plan import Plan, forecast_parts, make_plan
 from fineweb_shards.run.plan_text import short_lines

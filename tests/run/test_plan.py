@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fineweb_shards.commands.plan import plan_lines, verdict_on
+from fineweb_shards.commands.build import plan_lines, verdict_on
 from fineweb_shards.run import plan, plan_text
 from fineweb_shards.run.extent import take_sample
 from fineweb_shards.run.job import open_manifest

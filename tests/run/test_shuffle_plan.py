@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fineweb_shards.commands.plan import plan_lines, plan_values, verdict_on
+from fineweb_shards.commands.build import plan_lines, plan_values, verdict_on
 from fineweb_shards.errors import DiskFullError
 from fineweb_shards.run import resources, shuffle
 from fineweb_shards.run.extent import Extent

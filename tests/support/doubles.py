@@ -14,7 +14,7 @@ from fineweb_shards.executors.base import ChooseListing, Executor, InProcessPlan
 from fineweb_shards.executors.encode_batch import encode_batch
 from fineweb_shards.executors.messages import WorkOrder
 from fineweb_shards.sources.source import Parts
-from fineweb_shards.store.pile_files import PileWork
+from fineweb_shards.store.shard_files import PileWork
 from fineweb_shards.store.sidecars import FinishedFile
 from fineweb_shards.store.store import Segment
 from fineweb_shards.stream.section import NO_POSITIONS

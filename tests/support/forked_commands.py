@@ -21,10 +21,10 @@ def load() -> None:
     import datasets.packaged_modules
     import pyarrow.parquet
 
-    from fineweb_shards.commands import build, plan
+    from fineweb_shards.commands import build
     from tests.support import inline, runs
 
-    assert all((datasets, inline, pyarrow, build, plan))
+    assert all((datasets, inline, pyarrow, build))
     for eot_first in (True, False):
         runs.encoder("auto", eot_first=eot_first)
 

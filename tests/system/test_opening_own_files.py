@@ -35,7 +35,7 @@ ELSEWHERE = {
     "storage/hub.py": {"truncate"},  # of a file that is open
     "storage/local.py": {"open"},  # a pipe of the input, to read from
     "store/folder_store.py": {"truncate"},  # of a file that is open
-    "store/pile_files.py": {"truncate"},  # the same, as in the next two
+    "store/shard_files.py": {"truncate"},  # the same, as in the next two
     "formats/piles.py": {"truncate"},
     "writing/placement.py": {"truncate"},
     "reading/token_file.py": {"memmap"},  # to read, as in the next one

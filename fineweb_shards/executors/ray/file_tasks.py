@@ -30,7 +30,7 @@ from fineweb_shards.executors.ray.cluster import explain_failure, load_ray
 from fineweb_shards.executors.ray.worker import FileProcess
 from fineweb_shards.executors.scheduled_executor import Waits
 from fineweb_shards.executors.task import FileTask
-from fineweb_shards.store.pile_files import PileWork
+from fineweb_shards.store.shard_files import PileWork
 from fineweb_shards.store.store import Segment
 from fineweb_shards.types import Placement
 

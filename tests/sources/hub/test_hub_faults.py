@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.commands import main as cli
-from fineweb_shards.commands import plan as plan_command
 from fineweb_shards.errors import HubError
 from fineweb_shards.run.config import Config
 from fineweb_shards.storage.hub_environment import check_addresses, check_token
@@ -289,7 +288,7 @@ def test_a_plan_gives_up_soon(monkeypatch: pytest.MonkeyPatch, words: list[str],
         assert config.max_outage == seconds
         raise Stop
 
-    monkeypatch.setattr(plan_command, "make_job", make_job)
+    monkeypatch.setattr("fineweb_shards.commands.build.make_job", make_job)
     with pytest.raises(Stop):
         cli.run_command(["plan", *SAMPLE, "--out", "nowhere", *words])
 
