@@ -437,7 +437,7 @@ def test_counts_are_checked_against_token_count(home: Path, tmp_path: Path) -> N
     ours = len(reference.encode(documents[37]))
     assert f"document <urn:uuid:37> has {ours:,} tokens, its token_count says {ours + 1:,}" in done.stderr
     assert done.stderr.count("token_count says") == 1
-    assert "Another token_count than ours: 1 document." in done.stdout
+    assert "Different token_count in the source: 1 document." in done.stdout
 
 
 def test_downloads_stay_for_the_next_epoch(hub: StandInHub, home: Path, tmp_path: Path) -> None:
