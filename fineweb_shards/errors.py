@@ -127,17 +127,11 @@ class QuarantineError(ShardError):
 class NoMatch(ShardError):  # noqa: N818 - not an error, but scripts need the exit code
     """Nothing was found. As with grep, only the exit code shows it."""
 
-    def __init__(self) -> None:
-        super().__init__("", "")
-
 
 class ReaderGone(ShardError):  # noqa: N818 - not an error: `fineweb-shards status | head -1`
     """The reader closed the pipe. As usual, only the exit code shows it."""
 
     exit_code = 141
-
-    def __init__(self) -> None:
-        super().__init__("", "")
 
 
 class Interrupted(BaseException):

@@ -112,14 +112,10 @@ class CommandProcess:
             for lines in documents:
                 pipe.write(lines)
                 pipe.flush()
-                self._handle_waiting(on_event)
+                while not self._events.empty():
+                    self._handle(*self._events.get(), on_event)
             pipe.write(END_MARK.decode())
             pipe.close()
-
-    def _handle_waiting(self, on_event: OnEvent) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._handle(*self._events.get_nowait(), on_event)
 
     def _handle(self, stream: IO[str], line: str, on_event: OnEvent) -> None:
         """Handle a line printed by the process; an empty one is the end of the stream."""

@@ -26,7 +26,6 @@ from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.signals import Interrupts
-from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, choose_screen, print_result, put_json
 from fineweb_shards.watching.shares import shares_in
@@ -52,7 +51,6 @@ def add_build_flags(parser: argparse.ArgumentParser) -> None:
 def run_build(options: argparse.Namespace) -> None:
     """Build, and print the result."""
     interrupts = Interrupts(options.resume)
-    ignore_closed_output()
     config = read_config(options)
     apply_priority(config.priority)
     screen = choose_screen(quiet=options.quiet, as_json=options.json, for_library=options.for_library)

@@ -25,7 +25,6 @@ from fineweb_shards.store.opening import require_manifest, scratch_folder
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.signals import Interrupts
-from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_number_of, show_seconds
 from fineweb_shards.watching.run_files import State
@@ -70,7 +69,6 @@ def add_verify_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_verify(options: argparse.Namespace) -> None:
     """Check all shards; print the damaged ones, and how much was checked."""
-    ignore_closed_output()
     store: Store = options.folder
     with _progress_of(options) as progress:
         progress.begin(State.VERIFYING, require_manifest(store).tokens)
@@ -130,7 +128,6 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
 def run_report(options: argparse.Namespace) -> None:
     """Write the report and print its path. The page about a folder in a bucket goes into that folder's scratch folder
     on this machine, where a build also has it, so that read access is enough."""
-    ignore_closed_output()
     store: Store = options.folder
     path = report_path(scratch_folder(store.location, "")) if store.is_remote else None
     path = write_report(store, path=path)
@@ -161,7 +158,6 @@ def run_export(options: argparse.Namespace) -> None:
     from fineweb_shards.run.export_mix import make_mix_job
 
     interrupts = Interrupts(options.resume)
-    ignore_closed_output()
     config = _export_config(options)
     screen = LineScreen()
     interrupts.on_stop = screen.say_stopping

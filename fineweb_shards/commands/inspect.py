@@ -67,7 +67,7 @@ def run_inspect(options: argparse.Namespace) -> None:
             shown = json.dumps(dataclasses.asdict(match)) if options.json else match_line(match)
             print(shown, flush=True)  # as soon as it is found
         if not found_any:
-            raise NoMatch  # exit code 1, like grep
+            raise NoMatch("")  # exit code 1, like grep
         return
     number = options.document
     if options.random:

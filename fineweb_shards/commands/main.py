@@ -22,7 +22,7 @@ from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.machine import check_address_space
 from fineweb_shards.system.shell_commands import PROGRAM, program, take_typed_command
 from fineweb_shards.system.signals import ignore_signals, raise_interrupts, stop_with_caller
-from fineweb_shards.system.standard_streams import prepare_streams
+from fineweb_shards.system.standard_streams import ignore_closed_output, prepare_streams
 from fineweb_shards.watching.screen import print_error, put_json
 
 SUBCOMMANDS = {
@@ -82,6 +82,8 @@ def run_command(arguments: list[str] | None) -> int:
                 Pipe.has_end_mark = typed.gives_documents
         options.resume, options.for_library = typed.resume(), typed.caller is not None
         options.reads_once = typed.gives_documents
+        if words[0] not in ("inspect", "plan", "status"):  # which only print
+            ignore_closed_output()
         code: int | None = options.run(options)
         sys.stdout.flush()
     except Interrupted as stop:

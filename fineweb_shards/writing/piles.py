@@ -68,41 +68,36 @@ class _Checkpoint:
     syncs: list[Future[str]]
 
 
+@dataclass(eq=False)
 class PileOutput:
-    """Places the documents of a stream into piles. Everything that the manifest records is durable."""
+    """Places the documents of a stream into piles. Everything that `manifest` records is durable; `add_totals` and
+    `on_record` are those of `Output`."""
 
-    def __init__(
-        self,
-        spec: OutputSpec,
-        folder: Path,
-        manifest: Manifest,
-        plane: DataPlane,
-        disk: Disk,
-        add_totals: Callable[[Manifest], Manifest] = lambda manifest: manifest,
-        on_record: Callable[[Cursors], None] = lambda end: None,
-    ) -> None:
-        assert manifest.piles is not None, "the manifest of a shuffle has its piles"
-        self.manifest = manifest
-        self._spec = spec
-        self._folder = folder
-        self._plane = plane
-        self._disk = disk
-        self._add_totals = add_totals
-        self._on_record = on_record
-        self._manifest_file = ManifestFile(spec.store)
-        self._shuffler = Shuffler(manifest.settings["shuffle"], manifest.piles, eot_first=spec.layout.eot_first)
+    spec: OutputSpec
+    folder: Path
+    manifest: Manifest
+    plane: DataPlane
+    disk: Disk
+    add_totals: Callable[[Manifest], Manifest] = lambda manifest: manifest
+    on_record: Callable[[Cursors], None] = lambda end: None
+
+    def __post_init__(self) -> None:
+        piles = self.manifest.piles
+        assert piles is not None, "the manifest of a shuffle has its piles"
+        self._manifest_file = ManifestFile(self.spec.store)
+        self._shuffler = Shuffler(self.manifest.settings["shuffle"], piles, eot_first=self.spec.layout.eot_first)
         self._writes: deque[tuple[int, Future[None]]] = deque()  # of placements that may be unwritten, with numbers
         self._placed = 0  # placements
         self._checkpoints: deque[_Checkpoint] = deque()
-        self._counts, self._end, self._taken = manifest.piles.counts, manifest.piles.end, manifest.piles.taken
+        self._counts, self._end, self._taken = piles.counts, piles.end, piles.taken
         # The last place for a checkpoint, if none was begun there: the state, and the lists and placements before it.
         self._noted: tuple[PileState, int, int] | None = None
         self._checkpoint_time = time.monotonic()  # when the last one was begun
         self._is_recording = False
-        sizes = sizes_of(folder, manifest.piles, spec.shard_format)
-        disk.attempt(lambda: prepare_piles(sizes))
-        with pile_errors(list_path(folder)):
-            self._list_digest = digest_of(list_path(folder), 0, manifest.piles.list_bytes)
+        sizes = sizes_of(self.folder, piles, self.spec.shard_format)
+        self.disk.attempt(lambda: prepare_piles(sizes))
+        with pile_errors(list_path(self.folder)):
+            self._list_digest = digest_of(list_path(self.folder), 0, piles.list_bytes)
 
     def __enter__(self) -> PileOutput:
         return self
@@ -114,7 +109,7 @@ class PileOutput:
         if not stops or self._is_recording:
             return
         # Not for long; and the first error is the one to report.
-        self._spec.store.hurry(LONGEST_LAST_SECONDS)
+        self.spec.store.hurry(LONGEST_LAST_SECONDS)
         with contextlib.suppress(ShardError, Interrupted, TimeoutError):
             self._begin_checkpoint()
             self._settle(0, LONGEST_LAST_SECONDS)
@@ -155,8 +150,8 @@ class PileOutput:
         ranges, holders = section.find(np.stack([pieces.bounds[:-1], pieces.bounds[1:]], 1))
         lengths = ranges[:, 1] - ranges[:, 0]
         piles, places = pieces.place(begin + np.cumsum(lengths) - lengths)
-        offsets = self._spec.shard_format.size_bytes(places)
-        path = str(self._folder)
+        offsets = self.spec.shard_format.size_bytes(places)
+        path = str(self.folder)
         if len(section.blocks) == 1:  # without a mix
             return [(0, Placement(path, offsets, ranges, piles))]
         found = rows_by_block(holders)
@@ -167,7 +162,7 @@ class PileOutput:
         for number, block in enumerate(section.blocks):
             own, last = of_block.get(number, []), whole and number in section.finished
             if own or last:
-                self._writes.extend(enumerate(self._plane.place(block.tokens, own, last=last), self._placed))
+                self._writes.extend(enumerate(self.plane.place(block.tokens, own, last=last), self._placed))
                 self._placed += len(own)
 
     def _note_place(self) -> None:
@@ -196,7 +191,7 @@ class PileOutput:
             if first.after > (self._writes[0][0] if self._writes else self._placed):
                 return
             if not first.syncs:
-                self._spec.store.check_lock()
+                self.spec.store.check_lock()
                 self._begin_syncs(first)
             if not all(sync.done() for sync in first.syncs):
                 return
@@ -208,15 +203,15 @@ class PileOutput:
     def _begin_syncs(self, checkpoint: _Checkpoint) -> None:
         """Have the additions to the piles made durable, a share by each worker."""
         assert self.manifest.piles is not None
-        size_bytes, bounds = self._spec.shard_format.size_bytes, (self.manifest.piles.tokens, checkpoint.state.tokens)
+        size_bytes, bounds = self.spec.shard_format.size_bytes, (self.manifest.piles.tokens, checkpoint.state.tokens)
         ranges = [(n, size_bytes(begin), size_bytes(end)) for n, (begin, end) in enumerate(zip(*bounds, strict=True))]
-        each = -(-len(ranges) // max(1, self._plane.workers))
-        works = [PileWork(self._folder, tuple(ranges[first : first + each])) for first in range(0, len(ranges), each)]
-        checkpoint.syncs.extend([self._plane.seal(work) for work in works])
+        each = -(-len(ranges) // max(1, self.plane.workers))
+        works = [PileWork(self.folder, tuple(ranges[first : first + each])) for first in range(0, len(ranges), each)]
+        checkpoint.syncs.extend([self.plane.seal(work) for work in works])
 
     def _record(self, checkpoint: _Checkpoint, hashes: list[str]) -> None:
         """Append a block to the list, and save the manifest."""
-        before, listed, path = self.manifest.piles, checkpoint.listed, list_path(self._folder)
+        before, listed, path = self.manifest.piles, checkpoint.listed, list_path(self.folder)
         assert before is not None
         whole = bytes.fromhex("".join(hashes))
         added = [whole[first : first + 32] for first in range(0, len(whole), 32)]
@@ -226,26 +221,26 @@ class PileOutput:
             with output_errors(path):
                 append_to_list(path, before.list_bytes, block)
 
-        self._disk.attempt(append)
+        self.disk.attempt(append)
         self._list_digest.update(block)
         end, sha256 = before.list_bytes + len(block), self._list_digest.hexdigest()
         checksum = (before.checksum + listed.checksum) % CHECKSUMS
         self._save(replace(checkpoint.state, list_bytes=end, list_sha256=sha256, checksum=checksum))
-        self._on_record(checkpoint.state.end)
+        self.on_record(checkpoint.state.end)
 
     def _save(self, state: PileState) -> None:
-        self._spec.store.check_lock()
-        self.manifest = self._add_totals(replace(self.manifest, piles=state))
-        self._disk.attempt(lambda: self._manifest_file.save(self.manifest))
+        self.spec.store.check_lock()
+        self.manifest = self.add_totals(replace(self.manifest, piles=state))
+        self.disk.attempt(lambda: self._manifest_file.save(self.manifest))
 
     def _settle(self, most: int, longest_seconds: float | None = None) -> None:
         """Wait until at most `most` checkpoints are left."""
         self.advance()
         while len(self._checkpoints) > most:
             for sync in self._checkpoints[0].syncs:
-                self._plane.wait(sync, longest_seconds)
+                self.plane.wait(sync, longest_seconds)
             if not self._checkpoints[0].syncs:
-                self._plane.wait(self._writes[0][1], longest_seconds)
+                self.plane.wait(self._writes[0][1], longest_seconds)
             self.advance()
 
     def finish(self) -> Manifest:
@@ -259,7 +254,7 @@ class PileOutput:
         if self.manifest.shards and state.earlier_checksum not in (None, state.checksum):
             self._save(state.again())  # for another try
             raise ChangedError(
-                f"{self._spec.store.location}: the first pass of the shuffle was repeated, and yielded other documents "
+                f"{self.spec.store.location}: the first pass of the shuffle was repeated, and yielded other documents "
                 "than those in the finished shards.",
                 "Make the whole input readable and rerun with the original --on-bad-file, which repeats the pass; or "
                 "start over with --fresh.",

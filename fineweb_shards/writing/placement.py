@@ -34,7 +34,7 @@ from fineweb_shards.store.sidecars import FinishedFile, list_finished
 from fineweb_shards.store.store import GrowingPart, OutputSpec, Segment, Store
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.section import Section
-from fineweb_shards.system.durable import output_error
+from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.own_files import ForeignFileError, open_own
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import (
@@ -125,11 +125,8 @@ class GrowingFile:
         return self._part
 
     def _prepare(self) -> GrowingPart:
-        try:
-            begin = self.shard_format.offset_bytes(self.tokens) if self.tokens else 0
-            return self.store.prepare(self.name, begin)
-        except OSError as error:
-            raise output_error(self.store.folder / self.name, error) from error
+        with output_errors(self.store.folder / self.name):
+            return self.store.prepare(self.name, self.shard_format.offset_bytes(self.tokens) if self.tokens else 0)
 
     def place(self, part: ShardSlice) -> list[tuple[int, Placement]]:
         """Append the tokens of a slice: return a placement for each block, with the block's number."""
@@ -425,10 +422,8 @@ class Output:
         records: list[ShardRecord] = []
         for checkpoint in checkpoints:
             for segment in checkpoint.segments:
-                try:
+                with output_errors(self.spec.store.folder / segment.name):
                     self.spec.store.name_file(segment)
-                except OSError as error:
-                    raise output_error(self.spec.store.folder / segment.name, error) from error
                 if segment.whole:
                     self._unnamed = [file for file in self._unnamed if file.name != segment.name]
             records += checkpoint.make_records()
