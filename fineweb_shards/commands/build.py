@@ -103,8 +103,8 @@ def result_line(outcome: Outcome) -> str:
     # A run that resumes a shuffle did only part of the work for its tokens.
     is_part = manifest.is_shuffled and run.first_tokens > 0
     at_speed = f", {speed} tokens/s" if outcome.new_tokens and not is_part else ""
-    verified = "verified, " if job.config.verify and outcome.new_shards else ""
-    done = f"Done: {verified}in {show_seconds(outcome.seconds)}{at_speed}."
+    done = "Done and verified" if job.config.verify and outcome.new_shards else "Done"
+    done = f"{done} in {show_seconds(outcome.seconds)}{at_speed}."
     if manifest.seconds <= worked_seconds + 1:  # neither includes waits
         return done
     return f"{done} All runs together: {show_seconds(manifest.seconds)} of work."

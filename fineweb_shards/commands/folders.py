@@ -184,7 +184,7 @@ def run_export(options: argparse.Namespace) -> None:
         return
     if done.seconds:
         speed = show_bytes(done.spec.shard_format.size_bytes(done.new_tokens) / max(done.seconds, 1e-9))
-        first = f"Done: in {show_seconds(done.seconds)}, {speed}/s."
+        first = f"Done in {show_seconds(done.seconds)}, {speed}/s."
     print_result(first, *result_lines(done.spec, done.manifest))
 
 
@@ -205,12 +205,15 @@ def _export_config(options: argparse.Namespace) -> Config:
         raise UsageError(
             f"--mix {folder}: a mix needs several folders.", "Name each with its own --mix, or copy one without --mix."
         )
-    for name in ("mix_until", "max_tokens"):
-        is_used = parts or (name == "max_tokens" and given["shuffle"] is not None)
-        if given[name] is not None and not is_used:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} {given[name]}: only for a mix.", "Name its folders with --mix, or leave it out.")
-    if not parts and given["shuffle"] is not None:  # a mix of one part
+    has_shuffle = given["shuffle"] is not None
+    for name, used, needed in (
+        ("mix_until", parts, "--mix"),
+        ("max_tokens", parts or has_shuffle, "--mix or --shuffle"),
+    ):
+        if given[name] is not None and not used:
+            flag = f"--{name.replace('_', '-')} {given[name]}"
+            raise UsageError(f"{flag}: only with {needed}.", "Add that, or leave it out.")
+    if has_shuffle and not parts:  # a mix of one part
         parts = [{"input": (options.folder.location,)}]
     config = load_config(None, {**given, "parts": parts or None})
     config.check()
