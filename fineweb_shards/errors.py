@@ -69,7 +69,7 @@ class InputError(ShardError):
 
 
 class BadFileError(InputError):
-    hint = "Repair or remove it, or leave it out with --on-bad-file skip; rerun the same command to resume."
+    hint = "Repair or remove the file, or leave it out with --on-bad-file skip; rerun the same command to resume."
 
 
 class HubError(InputError):
@@ -96,7 +96,7 @@ class DiskFullError(OutputError):
 
 class LockedError(ShardError):
     exit_code = 6
-    hint = "Wait for it, or choose another --out."
+    hint = "Wait for that run to end, or choose another --out."
 
 
 class DamageError(ShardError):
@@ -106,7 +106,7 @@ class DamageError(ShardError):
 
 class ExactnessError(ShardError):
     exit_code = 8
-    hint = "Run again with --engine and the tokenizer's reference (tiktoken for GPT-2), and please report it."
+    hint = "Rerun with --engine set to the tokenizer's reference (tiktoken for GPT-2), and please report this."
 
 
 class WorkerError(ShardError):
@@ -121,7 +121,7 @@ class NetworkError(ShardError):
 
 class QuarantineError(ShardError):
     exit_code = 11
-    hint = "The shards are usable. The list gives the reasons; please report documents that crash an engine."
+    hint = "The shards are usable. The list has the reasons; please report documents that crash an engine."
 
 
 class NoMatch(ShardError):  # noqa: N818 - not an error, but scripts need the exit code

@@ -168,7 +168,7 @@ class CommandProcess:
         if self._error is not None:
             kind = getattr(errors, self._error["type"], ShardError)
             if kind is Interrupted:  # not by us
-                raise self._noted(WorkerError(f"The build was stopped from outside: {self._error['message']}"))
+                raise self._noted(WorkerError(f"Something else stopped the command: {self._error['message']}"))
             if kind is not QuarantineError:
                 raise self._noted(kind(self._error["message"], self._error["hint"]))
         if self._result is not None:
@@ -179,7 +179,7 @@ class CommandProcess:
         if code in _ANSWERS and (self._printed or not self._complaints):
             return _parse_objects("".join(self._printed))
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        raise self._noted(WorkerError(f"The process of the command {how}."))
+        raise self._noted(WorkerError(f"The command's process {how}."))
 
     def _noted(self, error: ShardError) -> ShardError:
         """Add what the process printed before its error, such as the names of damaged files."""
