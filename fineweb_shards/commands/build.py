@@ -208,7 +208,7 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
         rows.append(("build", verdict))
     rows += plan.separator_rows or document_rows(plan.first_documents)
     if config.input and any(file.is_pipe for file in plan.job.source.files):
-        rows.append(("", "(standard input can be read only once: this shows just its beginning)"))
+        rows.append(("", "(standard input can be read only once: the plan looks only at its beginning)"))
     rows += [("WARNING", warning) for warning in plan_warnings(plan)]
     return [f"{name:<10} {text}" for name, text in rows]
 

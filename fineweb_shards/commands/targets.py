@@ -35,7 +35,7 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def read_config(options: argparse.Namespace) -> Config:
-    """Return the settings that the options of `build` or `plan` make."""
+    """Return the settings from the options of `build` or `plan`."""
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Config)}
     config, inputs = split_targets(options.targets, options.config)
     if inputs and given["input"]:
