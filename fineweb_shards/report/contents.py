@@ -120,7 +120,7 @@ def describe_basis(facts: Facts) -> str:
         counted = f"Counted over all {figures.statistics.tokens:,} tokens of the finished shards"
         in_order = manifest is None or manifest.split_rule.is_in_order
         return f"{counted}." if in_order else f"{counted}, without documents that continue in the next shard."
-    return f"Counted over a sample of {show_count(figures.statistics.tokens)} tokens, from shards throughout the folder."
+    return f"Counted over a sample of {show_count(figures.statistics.tokens)} tokens, taken throughout the folder."
 
 
 def _figures(facts: Facts) -> TokenStatistics | None:
