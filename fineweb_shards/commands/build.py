@@ -132,10 +132,7 @@ def summary_values(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def add_plan_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what to build."""
-    add_config_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+add_plan_flags = add_config_flags
 
 
 def run_plan(options: argparse.Namespace) -> None:

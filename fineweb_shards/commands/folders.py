@@ -57,14 +57,7 @@ def add_folder(parser: argparse.ArgumentParser, nargs: str | None = None) -> Non
     )
 
 
-def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-
-
-def add_verify_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the folder to verify."""
-    add_folder(parser)
-    add_json_flag(parser)
+add_verify_flags = add_folder
 
 
 def run_verify(options: argparse.Namespace) -> None:
@@ -102,7 +95,6 @@ def add_status_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep showing it until the run ends; if no build has started, wait for one",
     )
-    add_json_flag(parser)
 
 
 def run_status(options: argparse.Namespace) -> int:
@@ -149,7 +141,6 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_setting_flags(parser, EXPORT_SETTINGS)
     add_fresh_flags(parser)
-    add_json_flag(parser)
 
 
 def run_export(options: argparse.Namespace) -> None:

@@ -45,7 +45,6 @@ def add_inspect_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     seed_help = "with --random: show the same document each time"
     parser.add_argument("--seed", metavar="N", type=as_argument(parse_count), help=seed_help)
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def run_inspect(options: argparse.Namespace) -> None:

@@ -157,4 +157,6 @@ def make_parsers(names: Iterable[str]) -> tuple[CommandParser, dict[str, Command
         module = import_module(f"{__package__}.{MODULES.get(name, 'folders')}")
         subcommand.set_defaults(run=getattr(module, f"run_{name}"), subcommand=name)
         getattr(module, f"add_{name}_flags")(subcommand)
+        if name not in ("build", "report"):  # build has a flag of its own, report prints only a path
+            subcommand.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser, chosen
