@@ -447,7 +447,7 @@ def test_other_piles_than_those_of_finished_shards_are_refused(tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr(jsonl.JsonLinesFormat, "chunks", skip)
         for _ in range(2):
-            with pytest.raises(ChangedError, match="the shuffle was made again, and gave other documents"):
+            with pytest.raises(ChangedError, match="the shuffle was repeated, and yielded other documents"):
                 runs.build_inline(out, path, shuffle=5, shard_tokens=2000, batch_bytes=100_000)
             assert runs.outputs_in(out) == before
     done = inline.run_command("build", "--input", path, "--out", out, *WORDS)
