@@ -149,7 +149,7 @@ def test_a_mix_that_is_all_validation_is_refused(made: Path, tmp_path: Path) -> 
     words = ["export", "--mix", f"{made}/web=7", "--mix", f"{made}/code=3", "--max-tokens", "1500"]
     done = inline.run_command(*words, "--out", tmp_path / "out")
     assert done.returncode == 2
-    assert "There would be nothing to train on: by default the first 2,000 tokens are for validation" in done.stderr
+    assert "There would be nothing to train on: by default the first 2,000 tokens go to validation" in done.stderr
     assert "--val-tokens 100" in done.stderr
     done = inline.run_command(*words, "--out", tmp_path / "out", "--val-tokens", "100")
     assert done.returncode == 0, done.stderr
