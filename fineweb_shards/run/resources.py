@@ -67,7 +67,7 @@ class Budget:
 
     @property
     def largest_page_bytes(self) -> int:
-        """The largest page of a parquet file, unpacked, that one worker has memory for, if the others have none."""
+        """The largest page of a parquet file, unpacked, that one worker has memory for; not all workers at once."""
         return max(0, self.memory_bytes - PARENT_BYTES - WORKER_BYTES) // _PAGE_COPIES
 
 

@@ -163,7 +163,7 @@ def test_another_source_is_refused_by_name(made: Path, tmp_path: Path) -> None:
     folders, out = [made / "web", made / "code"], tmp_path / "out"
     manifest = runs.export_mix(out, folders, WEIGHTS)
     runs.forget_after(out, len(manifest.shards) // 2)
-    with pytest.raises(ChangedError, match=r"Part 1 \(code\): its shards are not those"):
+    with pytest.raises(ChangedError, match=r"Part 1 \(code\): its shards have changed"):
         runs.export_mix(out, folders[::-1], WEIGHTS)
     with pytest.raises(ChangedError, match="--weight was 7:3"):
         runs.export_mix(out, folders, WEIGHTS[::-1])
@@ -233,7 +233,7 @@ def test_buckets_are_mixed_into_a_bucket(made: Path, bucket_url: str, tmp_path: 
     (["{web}", "--mix", "{code}=1"], 2, "web and --mix exclude each other.", "To mix it, too: --mix"),
     ([], 2, "DIR is missing.", "several by --mix DIR=WEIGHT"),
     (["--mix", "{web}=1"], 2, "web: there is nothing to mix it with.", "Name the others"),
-    (["--mix", "{web}", "--mix", "{code}=1"], 2, "is no folder with its weight, such as shards=7", "--help"),
+    (["--mix", "{web}", "--mix", "{code}=1"], 2, "is not a folder with a weight, such as shards=7", "--help"),
     (["--mix", "{web}=many", "--mix", "{code}=1"], 2, "--mix: 'many' is not a number such as 7", "export --help"),
     (["--mix", "{web}=1,epochs=1.5", "--mix", "{code}=1"], 2, "--mix: '1.5' is not a whole number", "--help"),
     (["--mix", "{web}=1,epochs=0", "--mix", "{code}=1"], 2, "Part 1: --epochs 0: must be at least 1.", ""),
@@ -244,7 +244,7 @@ def test_buckets_are_mixed_into_a_bucket(made: Path, bucket_url: str, tmp_path: 
     (["{web}", "--max-tokens", "1M"], 2, "--max-tokens 1000000: it is about a mix.", "leave it out"),
     (["--mix", "{web}=1", "--mix", "{here}/nothing=1"], 3, "nothing: no such folder", "--out of a `build`"),
     (["--mix", "{web}=1", "--mix", "{here}/unfinished=1"], 3, "unfinished: the build is not finished.", "Finish it"),
-    (["--mix", "{web}=1", "--mix", "{here}/empty=1"], 3, "empty: it holds no document", "Leave it out"),
+    (["--mix", "{web}=1", "--mix", "{here}/empty=1"], 3, "empty: it has no documents", "Leave it out"),
     (["--mix", "{web}=1", "--mix", "{here}/only=1"], 3, "only: all its documents are for validation", "Leave it out"),
     (["--mix", "{web}=1", "--mix", "{here}/bytes=1"], 3, "bytes has another vocabulary than ", "--tokenizer"),
     (["--mix", "{web}=1", "--mix", "{here}/out=1"], 2, "that is the folder to export from.", "another --out"),
