@@ -25,7 +25,7 @@ from fineweb_shards.formats.piles import copy_ranges
 from fineweb_shards.layouts.base import choose_digits, tokens_of
 from fineweb_shards.reading.verify import read_stream
 from fineweb_shards.run.config import Config
-from fineweb_shards.run.job import output_spec
+from fineweb_shards.run.job import check_resumed_settings, output_spec, resume_manifest
 from fineweb_shards.run.output_text import stray_warnings, training_error
 from fineweb_shards.run.resources import Rest, check_needs, find_needs
 from fineweb_shards.run.shuffle import (
@@ -39,16 +39,9 @@ from fineweb_shards.run.shuffle import (
     second_spec,
 )
 from fineweb_shards.run.stream import write_stream
-from fineweb_shards.store.cleanup import (
-    holds_work,
-    refuse_planted_files,
-    refuse_untracked_shards,
-    start_over,
-    tidy_finished,
-)
+from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.store.manifest import Manifest, find_manifest, load_manifest
 from fineweb_shards.store.opening import missing_manifest_error
-from fineweb_shards.store.resume_rules import add_index, check_settings, move_limit, trim_to_whole_files
 from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.section import NO_POSITIONS, Section, Span
 from fineweb_shards.stream.split import VAL_SETTINGS
@@ -184,7 +177,7 @@ def export(
     with spec.store.lock(observer), lock_scratch(config):
         if fresh:
             start_over(spec.store, spec.layout, say, yes=yes)
-        manifest = _open_manifest(job)
+        manifest = resume_manifest(spec.store, spec.layout, job.new, partial(_check_same_export, job.new))
         if manifest.complete:
             tidy_finished(spec.store, manifest)
             remove_piles(config)
@@ -210,24 +203,7 @@ def export(
         return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
 
 
-def _open_manifest(job: ExportJob) -> Manifest:
-    """Return the output's manifest, or a new one; ChangedError if it has shards of another export."""
-    spec, new, manifest = job.spec, job.new, load_manifest(job.spec.folder)
-    if manifest is None:
-        refuse_untracked_shards(spec.store, spec.layout, set())
-        return new
-    try:
-        _check_same_export(manifest, new)
-    except ChangedError:
-        if holds_work(spec.store, manifest):
-            raise
-        refuse_untracked_shards(spec.store, spec.layout, set())
-        return new
-    moved = move_limit(manifest, new.settings["max_tokens"], spec.store)
-    return trim_to_whole_files(add_index(moved, spec.store, asked=new.index), spec.store)
-
-
-def _check_same_export(before: Manifest, now: Manifest) -> None:
+def _check_same_export(now: Manifest, before: Manifest) -> None:
     """Raise ChangedError if sources or settings differ from those that the output was begun with."""
     if before.mix and now.mix:
         for number, (old, new) in enumerate(zip(before.parts, now.parts, strict=False), 1):
@@ -237,10 +213,7 @@ def _check_same_export(before: Manifest, now: Manifest) -> None:
                     f"Part {number} ({new.label}): its shards have changed since this mix was begun.",
                     "Name the same folders in the same order, another --out, or start over with --fresh.",
                 )
-    settings = dict(now.settings)
-    if not before.is_shuffled:  # else it decides what is shuffled
-        settings["max_tokens"] = before.settings["max_tokens"]  # see `move_limit`
-    check_settings(before, dataclasses.replace(now, settings=settings), Config().fingerprint())
+    check_resumed_settings(before, now)
 
 
 def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progress: TokensOnScreen) -> Manifest:

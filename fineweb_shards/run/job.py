@@ -182,7 +182,7 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
 def open_manifest(job: Job, *, same_source: bool) -> Manifest:
     """Return the folder's manifest, checked against this job, or a new one, without versions yet. If nothing is
     recorded, settings may differ, and the manifest is replaced."""
-    config, store, manifest = job.config, job.output.store, load_manifest(job.folder)
+    config = job.config
     settings, _ = divide_settings(config.fingerprint())
     parts = tuple(
         InputPart(
@@ -193,26 +193,42 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
         for own, part in zip(config.part_configs, job.source.parts, strict=True)
     )
     new = Manifest(settings, parts, {}, vocabulary=job.vocabulary, index=config.index)
-    if manifest is None:
-        refuse_untracked_shards(store, job.layout, set())
-        return new
-    try:
-        if not manifest.is_shuffled:  # else it decides what is shuffled
-            settings = {**settings, "max_tokens": manifest.settings["max_tokens"]}  # see `move_limit`
-        check_settings(manifest, replace(new, settings=settings), Config().fingerprint())
-        for number, (part, recorded) in enumerate(zip(job.source.parts, manifest.parts, strict=True), 1):
-            with concerning(f"Part {number} ({recorded.label})" if config.parts else ""):
-                check_same_files(part.files, recorded.files, same_source=same_source)
-        check_batch_bytes(manifest.quarantined, config.batch_bytes)
-    except ChangedError:
-        if holds_work(store, manifest):
-            raise
-        refuse_untracked_shards(store, job.layout, set())
+
+    def check(recorded: Manifest) -> None:
+        check_resumed_settings(recorded, new)
+        for number, (part, before) in enumerate(zip(job.source.parts, recorded.parts, strict=True), 1):
+            with concerning(f"Part {number} ({before.label})" if config.parts else ""):
+                check_same_files(part.files, before.files, same_source=same_source)
+        check_batch_bytes(recorded.quarantined, config.batch_bytes)
+
+    return resume_manifest(job.output.store, job.layout, new, check)
+
+
+def check_resumed_settings(recorded: Manifest, new: Manifest) -> None:
+    """Raise ChangedError if settings differ, except --max-tokens, unless it decides what is shuffled."""
+    if not recorded.is_shuffled:
+        new = replace(new, settings={**new.settings, "max_tokens": recorded.settings["max_tokens"]})
+    check_settings(recorded, new, Config().fingerprint())
+
+
+def resume_manifest(store: Store, layout: Layout, new: Manifest, check: Callable[[Manifest], None]) -> Manifest:
+    """Return the recorded manifest, adapted to the limit and index of `new`. Return `new` if there is none, or if
+    `check` raises ChangedError and nothing is recorded in it."""
+    recorded = load_manifest(store.folder)
+    if recorded is not None:
+        try:
+            check(recorded)
+        except ChangedError:
+            if holds_work(store, recorded):
+                raise
+            recorded = None
+    if recorded is None:
+        refuse_untracked_shards(store, layout, set())
         return new
     # Before trimming drops the records after a lost file: those shards still exist, and a new limit must not be before
     # their end.
-    moved = move_limit(manifest, config.max_tokens, store)
-    return trim_to_whole_files(add_index(moved, store, asked=config.index), store)
+    moved = move_limit(recorded, new.settings["max_tokens"], store)
+    return trim_to_whole_files(add_index(moved, store, asked=new.index), store)
 
 
 def find_earlier_outputs(open_bucket: OpenBucket) -> Callable[[str], bool]:

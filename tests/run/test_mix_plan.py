@@ -268,7 +268,7 @@ def test_a_part_without_documents_is_warned_of(tmp_path: Path, data: tuple[Path,
     plan = make_plan(runs.job_of(tmp_path / "out", parts=tables), trial_seconds=0)
     assert any("part 2 has no documents, so the mix ends at its first turn" in line for line in short_lines(plan))
     plan = make_plan(runs.job_of(tmp_path / "out", parts=tables, mix_until="all-exhausted"), trial_seconds=0)
-    assert not any("has no document" in line for line in short_lines(plan))
+    assert not any("has no documents" in line for line in short_lines(plan))
 
 
 def test_the_values_for_programs(tmp_path: Path, data: tuple[Path, int, int]) -> None:
@@ -305,7 +305,7 @@ def test_a_build_takes_what_was_planned(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_part_that_runs_out_before_its_planned_end_is_told_of(tmp_path: Path, times: int) -> None:
+def test_a_part_that_runs_out_before_its_planned_end_is_reported(tmp_path: Path, times: int) -> None:
     """While the build runs, with both numbers: the rest of the mix is another one than planned."""
     documents = [f"number {n}: " + "some words " * 12 for n in range(60)]
     tokens = write_counted(tmp_path / "a.parquet", documents, times) // times
@@ -317,5 +317,4 @@ def test_a_part_that_runs_out_before_its_planned_end_is_told_of(tmp_path: Path, 
     assert abs(tokens - actual) < 60
     assert len(said) == times - 1, done.stderr
     if said:
-        assert said[0].startswith(f"part 1 (a.parquet) has run out after {actual:,} tokens; about ")
-        assert "; the plan expected about " in said[0]
+        assert said[0].startswith(f"part 1 (a.parquet) has run out after {actual:,} tokens; the plan expected about ")

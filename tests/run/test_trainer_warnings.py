@@ -195,7 +195,7 @@ def test_an_input_without_a_document_is_no_success(tmp_path: Path) -> None:
     for words in ([], ["--json"]):
         done = inline.run_command("build", "--input", tmp_path / "a.txt", "--out", tmp_path / "out", *words)
         assert done.returncode == 3
-        assert "holds no document" in done.stderr
+        assert "has no documents" in done.stderr
         assert "complete" not in done.stdout
 
 
