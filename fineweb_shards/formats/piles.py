@@ -295,7 +295,8 @@ class PilesFormat(Format):
 def _changed(path: Path, done: str = "") -> DamageError:
     return DamageError(
         f"{path}: this file of the shuffle has changed since it was written.",
-        f"Memory or disk may be faulty. {done}Rerun the same command to repeat the first pass; finished shards are kept.",
+        f"Memory or disk may be faulty. {done}Rerun the same command to repeat the first pass. "
+        "Finished shards are kept.",
     )
 
 

@@ -119,7 +119,7 @@ A, B = ["--part", "input=a"], ["--part", "input=b"]
     (["--dataset", "a/b", "--dataset", "c/d", "--weight", "1", "--weight", "2", "--weight", "3"],
      "There are 2 --dataset and 3 --weight.", "once per part"),
     ([*A, *B, "--weight", "1", "--weight", "2"], "Several --weight and --part exclude each other.", "--part"),
-    ([*A, *B, "--mix-until", "first-exhausted"], "--mix-until first-exhausted: no part has a weight", "leave it out"),
+    ([*A, *B, "--mix-until", "first-exhausted"], "--mix-until first-exhausted: no part has a weight", "or leave"),
     (["--input", "a", "--mix-until", "all-exhausted"], "--mix-until all-exhausted: no part has a weight", "Give each"),
     ([*A, *B, "--weight", "1", "--mix-until", "first"], "'first' is not one of first-exhausted, all-exhausted", "help"),
     (["--input", "a", "--epochs", "0"], "--epochs 0: must be at least 1.", "help"),
