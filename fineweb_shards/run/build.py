@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -41,12 +41,9 @@ from fineweb_shards.run.stream import QUARANTINE_NAME, Running, write_stream
 from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.store.manifest import Manifest, load_manifest
-from fineweb_shards.stream.packer import Packer
-from fineweb_shards.stream.section import Section
 from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER
-from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursors, ShardRecord, ShardSlice
 from fineweb_shards.units import show_bytes, show_number_of, show_seconds
 from fineweb_shards.watching.monitor import Monitor, StartObserver
@@ -319,6 +316,22 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
     running = Running(job, manifest, executor, progress)
     running.disk.attempt(lambda: begin_output(job.output.store, manifest))
     packer = make_packer(job.output, manifest, job.config.max_tokens)
+    begins_shard = True
+
+    def on_slice(part: ShardSlice) -> None:
+        """Wait for space before each shard, and report progress."""
+        nonlocal begins_shard
+        if begins_shard and part.tokens:  # only here is another shard certain to be written
+            # If the length of the stream is unknown, don't wait: the shard may be tiny, and writing also notices a
+            # full disk.
+            left = progress.expected_left()
+            if left is not None:
+                needed = job.output.shard_format.size_bytes(min(left, job.output.shard_tokens))
+                if free_disk_bytes(job.folder) < needed:  # recording may free the space of finished input
+                    output.settle()
+                running.disk.wait_for(needed)
+        begins_shard = part.checkpoint or (begins_shard and not part.tokens)
+        progress.advance(part.tokens, output.segments, part.end, part.taken)
 
     def on_record(records: Sequence[ShardRecord], end: Cursors) -> None:
         progress.finish_shards(records)
@@ -328,34 +341,10 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
     opened = running.open_stream(manifest.end, manifest.taken, output.advance, lambda: packer.left_tokens)
     with output:
         with opened as sections:  # closed before the last files are sealed, to read no more
-            _place_sections(job, sections, packer, output, running.disk, progress)
+            write_stream(sections, packer, output, on_slice)
         # While the first segment is not full, no file has its final name.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):
             raise empty_part_error(job.config.mix, progress.shares) or error
         manifest = output.finish()
     job.source.release_before(job.source.ends)
     return manifest
-
-
-def _place_sections(
-    job: Job, sections: Iterable[Section], packer: Packer, output: Output, disk: Disk, progress: Progress
-) -> None:
-    """Have the stream written; wait for space before each shard, and report progress."""
-    begins_shard = True
-    shard_tokens, size_bytes = job.output.shard_tokens, job.output.shard_format.size_bytes
-
-    def on_slice(part: ShardSlice) -> None:
-        nonlocal begins_shard
-        if begins_shard and part.tokens:  # only here is another shard certain to be written
-            # If the length of the stream is unknown, don't wait: the shard may be tiny, and writing also notices a
-            # full disk.
-            left = progress.expected_left()
-            if left is not None:
-                needed = size_bytes(min(left, shard_tokens))
-                if free_disk_bytes(job.folder) < needed:  # recording may free the space of finished input
-                    output.settle()
-                disk.wait_for(needed)
-        begins_shard = part.checkpoint or (begins_shard and not part.tokens)
-        progress.advance(part.tokens, output.segments, part.end, part.taken)
-
-    write_stream(sections, packer, output, on_slice)

@@ -237,18 +237,31 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progr
             bar.update(size_bytes(tokens))
             progress.add(tokens)
 
+        def release(_: Sequence[ShardRecord], end: Cursors) -> None:
+            if config.shuffle is not None:
+                source.release_before(end)
+
         if config.shuffle is None:
-            return _write_shards(spec, config, manifest, job.read(manifest), job.limit_tokens, plane, disk, advance)
-        if manifest.pass_number == 1:
-            bar.set_description_str(PASS_NAMES[1])
-            manifest = _write_piles(job, config, manifest, plane, disk, advance)
-            plane.close()  # removing an open pile would not free its space
-        bar.set_description_str(PASS_NAMES[2])
-        source, second = pile_source(spec, config, manifest), second_spec(spec)
-        sections = read_piles(source, second, manifest.end)
-        manifest = _write_shards(
-            second, config, manifest, sections, None, plane, disk, advance, lambda _, end: source.release_before(end)
-        )
+            sections, limit_tokens = job.read(manifest), job.limit_tokens
+        else:
+            if manifest.pass_number == 1:
+                bar.set_description_str(PASS_NAMES[1])
+                manifest = _write_piles(job, config, manifest, plane, disk, advance)
+                plane.close()  # removing an open pile would not free its space
+            bar.set_description_str(PASS_NAMES[2])
+            source, spec = pile_source(spec, config, manifest), second_spec(spec)
+            sections, limit_tokens = read_piles(source, spec, manifest.end), None
+        packer = make_packer(spec, manifest, limit_tokens)
+        with Output(spec, manifest, plane, disk, on_record=release) as output:
+            for section in sections:
+                slices = list(packer.pack(section))  # without tokens after the limit
+                output.add(*_gather(section, slices))
+                advance(sum(part.tokens for part in slices))
+                if packer.ended and manifest.mix:  # otherwise the rest has counts
+                    break
+            if error := training_error(spec, config, packer.first_segment_tokens):
+                raise error
+            manifest = output.finish()
         remove_piles(config)
         return manifest
 
@@ -269,30 +282,6 @@ def _write_piles(
     disk.attempt(partial(note_scratch, config))
     with PileOutput(job.spec, config.pile_folder, manifest, plane, disk) as output:
         write_stream(job.read(manifest), packer, output, lambda part: advance(part.tokens))
-        return output.finish()
-
-
-def _write_shards(
-    spec: OutputSpec,
-    config: Config,
-    manifest: Manifest,
-    sections: Iterator[Section],
-    limit_tokens: int | None,
-    plane: DataPlane,
-    disk: Disk,
-    advance: Callable[[int], None],
-    on_record: Callable[[Sequence[ShardRecord], Cursors], None] = lambda records, end: None,
-) -> Manifest:
-    packer = make_packer(spec, manifest, limit_tokens)
-    with Output(spec, manifest, plane, disk, on_record=on_record) as output:
-        for section in sections:
-            slices = list(packer.pack(section))  # without tokens after the limit
-            output.add(*_gather(section, slices))
-            advance(sum(part.tokens for part in slices))
-            if packer.ended and manifest.mix:  # otherwise the rest has counts
-                break
-        if error := training_error(spec, config, packer.first_segment_tokens):
-            raise error
         return output.finish()
 
 
