@@ -103,7 +103,7 @@ class Config:
         "", "dataset on the Hugging Face hub, such as HuggingFaceFW/fineweb-edu, instead of --input; "
         "repeatable, read one after the other", metavar="ID", bytes_=True, one_per_part=True)
     name: str = _setting(
-        "", "config of the dataset, such as sample-10BT; for several datasets give it once, or once per dataset",
+        "", "config of the dataset, such as sample-10BT; with several datasets: once for all, or once per dataset",
         metavar="NAME", bytes_=True, one_per_part=True)
     split: str = _setting("train", "split of the dataset", metavar="NAME", bytes_=True, one_per_part=True)
     revision: str = _setting(
@@ -116,16 +116,16 @@ class Config:
         metavar="SETTINGS", flag="--part")
     weight: Fraction | int | None = _setting(  # noqa: RUF009 - it makes a field, as for all others
         None, "mix the parts by tokens, in proportion to their weights, such as 7, 0.7 or 70%; "
-        "for several datasets once per dataset", parse=parse_weight, metavar="W", bytes_=True, one_per_part=True)
+        "with several datasets: once per dataset", parse=parse_weight, metavar="W", bytes_=True, one_per_part=True)
     epochs: int = _setting(
-        1, "read each part N times, front to back; for several datasets give it once, or once per dataset",
+        1, "read each part N times, front to back; with several datasets: once for all, or once per dataset",
         bytes_=True, one_per_part=True, **_COUNT)
     mix_until: str | None = _setting(
         None, "end a mix when the first part runs out, or when all parts have "
         f"(default: {FIRST_EXHAUSTED})",
         choices=(FIRST_EXHAUSTED, ALL_EXHAUSTED), bytes_=True)
     download: bool = _setting(False, "download whole files in advance instead of streaming parts of them")
-    keep_downloads: bool = _setting(False, "don't delete downloaded files after use")
+    keep_downloads: bool = _setting(False, "keep downloaded files after use")
     max_outage: int = _setting(
         3600, "how long to wait for the network, or for space on a full disk, such as 1h or 90min",
         parse=parse_seconds, metavar="TIME")
@@ -193,7 +193,7 @@ class Config:
     last_shard: str = _setting(
         "keep", "what to do with a last training shard that is not full",
         choices=("keep", "drop"), bytes_=True)
-    gpus: int = _setting(1, "GPUs you will train on; warns if the loader needs more data for so many", **_COUNT)
+    gpus: int = _setting(1, "number of GPUs you will train on; warns if files are too short for their loader", **_COUNT)
     index: bool = _setting(
         False, "also write where documents start in each file, as index/NAME.npy (int64 token offsets)")
     workers: int | None = _setting(

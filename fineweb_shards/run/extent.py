@@ -77,7 +77,7 @@ class InputSample:
     part: Source
     limits: LengthLimits
     texts: list[str] = field(default_factory=list)  # documents, or pieces of long ones
-    first_documents: list[str] = field(default_factory=list)  # their beginnings
+    first_documents: list[str] = field(default_factory=list)  # the beginnings of the first ones
     token_counts: list[int] = field(default_factory=list)  # per document, if the input is tokens
     first_tokens: list[Tokens] = field(default_factory=list)  # the beginnings of the first ones
     documents: int = 0

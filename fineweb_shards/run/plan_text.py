@@ -32,7 +32,7 @@ def plan_warnings(plan: Plan) -> list[str]:
     warnings = stray_warnings(job.output.store, job.layout)
     if job.config.mix and not job.config.mix.until_all and 0 in plan.forecast.available:
         empty = plan.forecast.available.index(0)
-        about = "" if plan.part_extents[empty].exact else "By the estimate: "
+        about = "" if plan.part_extents[empty].exact else "Estimated: "
         warnings.append(
             f"{about}part {empty + 1} has no documents, so the mix ends at its first turn. Leave it out, or choose "
             "--mix-until all-exhausted."
@@ -42,7 +42,7 @@ def plan_warnings(plan: Plan) -> list[str]:
         val_bytes = sum(file.size_bytes for file in job.source.files if file.for_validation)
         share = val_bytes / max(1, plan.read_bytes)
         files = expect_files(job.output, extent.tokens, extent.documents, exact=exact, val_files_share=share)
-        about = "" if exact else "By the estimate: "
+        about = "" if exact else "Estimated: "
         warnings += [f"{about}{warning}" for warning in reader_warnings(job.output, files, made=False)]
     return warnings
 
@@ -201,7 +201,7 @@ def _machine_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     cores, busy = usable_cores(), plan.busy_cores
     if config.priority == "background" and config.executor == "local" and busy >= cores * _BUSY_SHARE:
         load = f"other programs want {busy:.1f} of {show_number_of(cores, 'core')}"
-        yield "priority", f"lowest: {load} (or --priority normal)"
+        yield "priority", f"lowest: {load} (--priority normal competes with them)"
     wanted = budget.wanted_workers
     if wanted is not None and wanted > budget.workers:
         fewer = f"{budget.workers} instead of {wanted:,}: limited by {memory} of memory"
