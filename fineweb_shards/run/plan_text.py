@@ -201,7 +201,7 @@ def _machine_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     cores, busy = usable_cores(), plan.busy_cores
     if config.priority == "background" and config.executor == "local" and busy >= cores * _BUSY_SHARE:
         load = f"other programs want {busy:.1f} of {show_number_of(cores, 'core')}"
-        yield "priority", f"lowest: {load} (see --priority)"
+        yield "priority", f"lowest: {load} (or --priority normal)"
     wanted = budget.wanted_workers
     if wanted is not None and wanted > budget.workers:
         fewer = f"{budget.workers} instead of {wanted:,}: limited by {memory} of memory"
