@@ -13,9 +13,6 @@ quote = '$(subst ','\'',$(1))'
 TARGET = $(call quote,$(SAMPLE))
 FOLDER = $(call quote,$(or $(OUT),$(SAMPLE)))
 FLAGS = $(if $(OUT),--out $(call quote,$(OUT))) $(if $(WORKERS),--workers $(call quote,$(WORKERS))) $(ARGS)
-# The command as typed, which the build prints as the command to resume with.
-given = $(filter-out undefined default file,$(origin $(1)))
-TYPED = make shards$(foreach name,SAMPLE OUT WORKERS ARGS,$(if $(call given,$(name)), $(name)=$(call quote,$(value $(name)))))
 
 .DEFAULT_GOAL := help
 TARGETS := help shards plan status report verify test test-all test-rest test-lowest soak check bench bench-hub \
@@ -36,7 +33,7 @@ help: ## list the targets
 	@echo "  SAMPLE is one of: $(basename $(notdir $(wildcard configs/*.toml)))"
 
 shards: .venv/run ## build the shards of configs/SAMPLE.toml (default: demo), or resume
-	@FINEWEB_SHARDS_COMMAND=$(call quote,$(TYPED)) $(BIN)/fineweb-shards build $(TARGET) $(FLAGS)
+	@$(BIN)/fineweb-shards build $(TARGET) $(FLAGS)
 
 plan: .venv/run ## show what `make shards` would do; writes nothing
 	@$(BIN)/fineweb-shards plan $(TARGET) $(FLAGS)
@@ -158,7 +155,7 @@ FITS := import sys; sys.exit(sys.version_info < (3, 11))
 # Without its Python a .venv is useless: drop the stamps.
 $(shell $(BIN)/python -c '$(FITS)' 2>/dev/null || rm -f .venv/run .venv/dev .venv/full)
 ifneq ($(shell command -v uv 2>/dev/null),)
-  MAKE_VENV = uv venv --quiet --python $(if $(call given,PYTHON),$(call quote,$(PYTHON)),'>=3.11') .venv
+  MAKE_VENV = uv venv --quiet --python $(if $(filter-out file,$(origin PYTHON)),$(call quote,$(PYTHON)),'>=3.11') .venv
   HAS_INSTALLER = true
   INSTALL = uv pip install --quiet --python $(BIN)/python
 else

@@ -42,7 +42,9 @@ def main() -> None:
         local: list[Speed] = []
         remote: dict[str, list[Speed]] = {}
         for _ in range(options.rounds):  # in turns, because the machine changes its mind
-            local.append(measure(our_program("disk", corpus, scratch / "local", corpus.parquet, *SMALL_SHARDS)))
+            local.append(
+                measure(our_program("disk", corpus, scratch / "local", corpus.parquet, shard_tokens=SMALL_SHARDS))
+            )
             for latency in LATENCIES_MS:
                 for kind, served in (("parquet", parquet), (".jsonl.zst", packed)):
                     speeds = remote.setdefault(f"{kind} from the hub, {latency} ms", [])
@@ -109,7 +111,9 @@ def measure_hub(scratch: Path, corpus: Corpus, served: Path, latency_ms: int) ->
         os.environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(scratch / f"home-{served.name}")}
         os.environ["NO_PROXY"] = "127.0.0.1,localhost"
         try:
-            return measure(our_program("hub", corpus, scratch / f"hub{latency_ms}", [], *SMALL_SHARDS, *DATASET))
+            return measure(
+                our_program("hub", corpus, scratch / f"hub{latency_ms}", [], *DATASET, shard_tokens=SMALL_SHARDS)
+            )
         finally:
             server.terminate()
             server.stdout.read()  # what it was asked for, which it tells at the end

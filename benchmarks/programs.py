@@ -17,7 +17,7 @@ from fineweb_shards.system.machine import usable_cores
 
 HERE = Path(__file__).parent
 # Several shards even of a part of the text, so that closing a shard is part of what is measured.
-SMALL_SHARDS = ("--shard-tokens", "10M")
+SMALL_SHARDS = 10_000_000  # tokens
 PARQUET, PARQUET_PART = "fineweb-shards, parquet", "fineweb-shards, parquet, less text"
 ONE_LOOP, LOOP_EACH_CORE = "bare loop, one process", "bare loop, a process for each core"
 GIGATOKEN = "gigatoken's own file path"
@@ -71,9 +71,11 @@ def build_words(out: Path, inputs: list[str], *flags: str) -> list[str]:
 
 def our_program(
     name: str, corpus: Corpus, out: Path, inputs: list[str], *flags: str,
-    stdin: str | None = None, layout: str = "build-nanogpt",
+    stdin: str | None = None, layout: str = "build-nanogpt", shard_tokens: int = 100_000_000,
 ) -> Program:  # fmt: skip
-    words = build_words(out, inputs, "--layout", layout, *flags)
+    # With little text the default, 100M tokens for validation, would leave nothing to train on.
+    shard_tokens = min(shard_tokens, corpus.tokens * 2 // 3)
+    words = build_words(out, inputs, "--layout", layout, "--shard-tokens", str(shard_tokens), *flags)
     tokens = corpus.tokens + corpus.documents  # an EOT each
     return Program(name, words, out, corpus.bytes, tokens, stdin, layout)
 
@@ -111,14 +113,14 @@ def form_programs(corpus: Corpus, scratch: Path) -> list[Program]:
         "text": "txt", ".txt.gz": "txt.gz", ".txt.zst": "txt.zst",
     }  # fmt: skip
     return [
-        our_program(PARQUET_PART, corpus, out, corpus.parquet, *SMALL_SHARDS),
+        our_program(PARQUET_PART, corpus, out, corpus.parquet, shard_tokens=SMALL_SHARDS),
         *(our_form(name, corpus, out, corpus.form(ending)) for name, ending in forms.items()),
         our_form("standard input", corpus, out, "-", stdin=corpus.form("txt")),
     ]
 
 
 def our_form(name: str, corpus: Corpus, out: Path, file: str, stdin: str | None = None) -> Program:
-    return our_program(f"fineweb-shards, {name}", corpus, out, [file], *SMALL_SHARDS, stdin=stdin)
+    return our_program(f"fineweb-shards, {name}", corpus, out, [file], stdin=stdin, shard_tokens=SMALL_SHARDS)
 
 
 def setting_programs(corpora: Corpora, scratch: Path) -> list[Program]:
@@ -135,6 +137,6 @@ def setting_programs(corpora: Corpora, scratch: Path) -> list[Program]:
 def our_setting(setting: str, corpus: Corpus, scratch: Path, layout: str = "build-nanogpt") -> Program:
     flags = () if "layout" in setting else setting.split()
     return our_program(
-        f"fineweb-shards, {setting}", corpus, scratch / "settings", corpus.parquet, *SMALL_SHARDS, *flags,
-        layout=layout,
+        f"fineweb-shards, {setting}", corpus, scratch / "settings", corpus.parquet, *flags,
+        layout=layout, shard_tokens=SMALL_SHARDS,
     )  # fmt: skip

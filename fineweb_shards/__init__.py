@@ -1,4 +1,4 @@
-"""fineweb_shards: text in, token shards for GPT trainers out. Exact, bounded, unkillable, fast.
+"""fineweb_shards: text in, token shards for GPT trainers out. Exact, bounded in memory, resumable, fast.
 
 As a command: `fineweb-shards build sample-10BT`. As a library:
 
@@ -7,7 +7,7 @@ As a command: `fineweb-shards build sample-10BT`. As a library:
     fs.build("sample-10BT", out="shards")
     loader = fs.ShardLoader("shards", "train", batch_size=64, seq_len=1024)
 
-Nothing is imported before it is used: training code that only loads shards needs NumPy alone.
+Modules are imported when first used: training code that only loads shards needs only NumPy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fineweb_shards.watching.run_files import PartShare, Snapshot
 
 __version__ = "1.0.0"
-# Without ShardDataset, which is there only if PyTorch is: `import *` and `help` ask for all of these.
+# Without ShardDataset, which needs PyTorch: `import *` and `help` import all of these.
 __all__ = [
     "BuildResult", "Document", "Event", "ExportResult", "Inspection", "Match", "MixedFolder", "OutputSettings", "Part",
     "PartShare", "PlanResult", "PlannedPart", "Settings", "ShardError", "ShardLoader", "Snapshot", "StatusResult",
@@ -56,7 +56,7 @@ _MODULES = {
     "Snapshot": "watching.run_files",
 }  # all others: api.values
 
-if not TYPE_CHECKING:  # else every name would be known to type checkers
+if not TYPE_CHECKING:  # else type checkers would accept every name
 
     def __getattr__(name: str) -> Any:
         if name not in __all__ and name not in _MODULES:

@@ -1,7 +1,7 @@
 """The program's entry point, for `fineweb-shards` and `python -m fineweb_shards` alike.
 
-It imports next to nothing before Ctrl-C is handled: the imports of a subcommand take seconds on a slow disk, and an
-interruption in the middle of them is no error.
+It imports next to nothing before it handles Ctrl-C: on a slow disk the imports of a subcommand take seconds, and an
+interruption during them is not an error.
 """
 
 import os
@@ -11,9 +11,9 @@ import sys
 
 def main() -> int:
     """Run the command and return its exit code."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as by `nohup … &`
-        # At once, and without an exception, which modules that are being imported would catch: nothing is begun yet. A
-        # subcommand has its own handler.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if it is ignored, as by `nohup … &`
+        # Exit at once, because nothing has begun; modules being imported might catch an exception. Subcommands have
+        # their own handlers.
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
     from fineweb_shards.commands.main import main as run
 

@@ -1,27 +1,27 @@
 """All errors shown to a user, with their exit codes and hints at the next step.
 
     ShardError                      1   something this program did not expect
-    ├── NoMatch                     1   `inspect --grep` found nothing; grep ends with 1, too
+    ├── NoMatch                     1   `inspect --grep` found nothing, as with grep
     ├── UsageError                  2   a flag or a config key is wrong
-    │   └── NoTrainingError         2   all of the input would be for validation, which was not requested
+    │   └── NoTrainingError         2   unintentionally, all of the input would be for validation
     ├── InputError                  3   an input is missing, can't be read or contains no document
     │   ├── BadFileError            3   one file, or a part of it, is damaged (see --on-bad-file)
     │   └── HubError                3   the hub refuses: no such dataset, config, split or file, or no access;
     │                                   no retry would change that
     ├── ChangedError                4   the source or a setting differs from the manifest
     ├── OutputError                 5   the output folder can't be written
-    │   ├── OutOfNumbersError       5   a shard's number needs more digits than those of its folder have
+    │   ├── OutOfNumbersError       5   a shard's number needs more digits than the folder's names have
     │   └── DiskFullError           5   no space is left for the shard being written
     ├── LockedError                 6   another run holds the output folder
     ├── DamageError                 7   `verify` found damaged files
     ├── ExactnessError              8   tokens differ from tiktoken's
     ├── WorkerError                 9   workers crash again and again, and no single document is the cause
     ├── NetworkError               10   the hub or a bucket could not be reached for longer than --max-outage
-    ├── QuarantineError            11   everything is done, but some documents had to be left out
+    ├── QuarantineError            11   done, but some documents had to be left out
     └── ReaderGone                141   standard output was closed, in a subcommand that only prints
     Interrupted                   130   Ctrl-C (143 for SIGTERM, 129 for a closed terminal); a BaseException
 
-The user sees `message`, then `hint`, which defaults to that of the class. Only other exceptions, which are bugs, show a
+The user sees `message`, then `hint`, which defaults to the class's. Only other exceptions, which are bugs, show a
 traceback.
 """
 
@@ -55,8 +55,8 @@ class UsageError(ShardError):
 
 
 class NoTrainingError(UsageError):
-    """All of the input would be for validation, which was not requested; adding `flags` to the same command leaves
-    some for training."""
+    """Unintentionally, all of the input would be for validation; the same command with `flags` leaves some for
+    training."""
 
     def __init__(self, message: str, flags: str) -> None:
         super().__init__(message, flags)
@@ -69,7 +69,7 @@ class InputError(ShardError):
 
 
 class BadFileError(InputError):
-    hint = "Repair or remove it, or leave it out with --on-bad-file skip; rerun the same command to resume."
+    hint = "Repair or remove the file, or leave it out with --on-bad-file skip; rerun the same command to resume."
 
 
 class HubError(InputError):
@@ -87,7 +87,7 @@ class OutputError(ShardError):
 
 
 class OutOfNumbersError(OutputError):
-    """Unlike after other OutputErrors, finished work can still be recorded (writing/placement.py)."""
+    """Unlike with other OutputErrors, finished work can still be recorded (writing/placement.py)."""
 
 
 class DiskFullError(OutputError):
@@ -96,7 +96,7 @@ class DiskFullError(OutputError):
 
 class LockedError(ShardError):
     exit_code = 6
-    hint = "Wait for it, or choose another --out."
+    hint = "Wait for that run to end, or choose another --out."
 
 
 class DamageError(ShardError):
@@ -106,7 +106,7 @@ class DamageError(ShardError):
 
 class ExactnessError(ShardError):
     exit_code = 8
-    hint = "Run again with --engine and the tokenizer's reference (tiktoken for GPT-2), and please report it."
+    hint = "Rerun with --engine set to the tokenizer's reference (tiktoken for GPT-2), and please report this."
 
 
 class WorkerError(ShardError):
@@ -121,30 +121,24 @@ class NetworkError(ShardError):
 
 class QuarantineError(ShardError):
     exit_code = 11
-    hint = "The shards are usable. The list gives the reasons; please report documents that crash an engine."
+    hint = "The shards are usable. The list has the reasons; please report documents that crash an engine."
 
 
 class NoMatch(ShardError):  # noqa: N818 - not an error, but scripts need the exit code
-    """As with grep, only the exit code tells that nothing was found."""
-
-    def __init__(self) -> None:
-        super().__init__("", "")
+    """Nothing was found. As with grep, only the exit code shows it."""
 
 
 class ReaderGone(ShardError):  # noqa: N818 - not an error: `fineweb-shards status | head -1`
-    """As in any pipe, only the exit code tells that the reader has closed it."""
+    """The reader closed the pipe. As usual, only the exit code shows it."""
 
     exit_code = 141
-
-    def __init__(self) -> None:
-        super().__init__("", "")
 
 
 class Interrupted(BaseException):
     """The run was stopped by Ctrl-C, SIGTERM or SIGHUP.
 
-    A signal handler raises it anywhere. Like KeyboardInterrupt it is a BaseException, because libraries mistake any
-    Exception for an error of their own (`Thread.start` turns it into a KeyError).
+    A signal handler may raise it anywhere. Like KeyboardInterrupt it is a BaseException, because libraries mistake any
+    Exception for their own error (`Thread.start` turns it into a KeyError).
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -169,7 +163,7 @@ def concerning(what: str) -> Iterator[None]:
 
 
 def exit_code_of(error: BaseException | None) -> int:
-    """Return the exit code of a run that ends with this error; None: it is complete."""
+    """Return the exit code of a run that ends with this error, or without one (None)."""
     if isinstance(error, MemoryError):
         return WorkerError.exit_code
     return error.exit_code if isinstance(error, (ShardError, Interrupted)) else int(error is not None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: it becomes a line in the log and, if `loud`, one on the screen as well."""
+    """Something that happened: a line in the log and, if `loud`, on the screen."""
 
     kind: str  # one word: start, shard, retry, worker, note …
     text: str
@@ -19,19 +19,14 @@ class Event:
 
 
 class Observer:
-    """Receives the events of a run. This base class ignores them; subclasses override what they need.
-
-    The methods may be called from any thread.
-    """
+    """Receives the events of a run, from any thread. This base class ignores them; subclasses override methods."""
 
     def tell(self, event: Event) -> None:
         """Receive an event."""
 
     def set_wait(self, cause: str, reason: str | None) -> None:
-        """Receive the beginning of a wait for `cause` ("network", "disk" …), or its end if `reason` is None.
-
-        Waits for different causes may overlap; each is ended on its own.
-        """
+        """Receive the beginning of a wait for `cause` ("network", "disk" …), or its end if `reason` is None. Waits for
+        different causes may overlap and end separately."""
 
     def add_fetched(self, size_bytes: int) -> None:
-        """Receive the number of bytes that have just come over the network."""
+        """Receive the number of bytes just fetched over the network."""

@@ -1,7 +1,7 @@
 """Describe a vocabulary: how many token ids there are, and which of them separates documents.
 
-Every stage is given this one value. The number of ids decides how wide a token is in memory; how wide it is in a file,
-the layout decides (layouts/base.py). Nothing here reads files: `tokenizers/` reads the file that defines a vocabulary.
+Every stage gets this one value. The number of ids determines the width of a token in memory; the layout determines its
+width in a file (layouts/base.py). `tokenizers/` reads the file that defines a vocabulary; nothing here reads files.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ CutRule = Literal["gpt2", "words"]  # where a long document may be cut: tokenize
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A vocabulary. Two are equal if they give every text the same tokens, with the same EOT between them, whatever
-    they are called and wherever their files are.
+    """A vocabulary. Two are equal if they give every text the same tokens, with the same EOT between documents,
+    whatever their names and wherever their files are.
 
-    Without `token_bytes` it is small enough to be sent to workers; `tokenizers/references.py` adds them.
+    Without `token_bytes`, which `tokenizers/references.py` adds, it is small enough to be sent to workers.
     """
 
     name: str = field(compare=False)
     sha256: str  # of the file that defines it
     size: int  # number of ids, including EOT
     eot: int  # separates documents, and is never encoded from text
-    # How a text is cut into pieces, of which each is encoded on its own: a name in tokenizers/builtin_vocabularies.py,
-    # or a regular expression. Empty if the file itself says so.
+    # How a text is cut into pieces that are encoded separately: a name in tokenizers/builtin_vocabularies.py, or a
+    # regular expression. Empty if the file itself defines it.
     pattern: str = "gpt2"
     reference: str = "tiktoken"  # the engine whose output is correct by definition
     cut_rule: CutRule | None = field(default=None, compare=False)  # None: documents are encoded whole
-    folder: str = field(default="", compare=False)  # that holds its file; empty: the package does
-    # By id; empty for EOT and all other ids that no text has.
+    folder: str = field(default="", compare=False)  # of its file; empty: the package
+    # By id; empty for EOT and all other ids that no text contains.
     token_bytes: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -43,27 +43,22 @@ class Vocabulary:
 
     @property
     def dtype(self) -> Dtype:
-        """The narrowest dtype that holds every id; tokens have it in memory."""
+        """The dtype of tokens in memory: the narrowest that holds every id."""
         return unsigned_dtype(2 if self.size <= 2**16 else 4)
 
     def find_eots(self, tokens: Tokens) -> Positions:
-        """Return the positions of the EOTs in tokens that were read from a file: a finished one, or input that is
-        tokens already.
-
-        Nothing else in a build needs this: the encoder notes the positions, and they travel with the tokens.
-        """
+        """Return the positions of the EOTs in tokens read from a file: a shard, or input that is already tokens. Other
+        tokens come with the positions that the encoder noted."""
         return np.flatnonzero(tokens == self.eot)
 
     def count_eots(self, tokens: Tokens) -> int:
-        """Return how many EOTs there are, faster than finding them."""
+        """Count the EOTs, which is faster than finding them."""
         return int(np.count_nonzero(tokens == self.eot))
 
 
 def unsigned_dtype(width_bytes: int) -> Dtype:
-    """Return the little-endian dtype for ids of `width_bytes` bytes.
-
-    Files are always read as unsigned: an id that damage made negative is then larger than any vocabulary.
-    """
+    """Return the little-endian dtype for ids of `width_bytes` bytes. It is always unsigned, so that an id that damage
+    made negative is larger than any vocabulary."""
     return np.dtype(f"<u{width_bytes}")
 
 

@@ -124,7 +124,7 @@ def test_every_function(tmp_path: Path, source: Path, capfd: pytest.CaptureFixtu
     assert "100%" in shown
     assert "complete" in shown
     fs.export(out, tmp_path / "plain", layout="plain", val_tokens=0)
-    assert "Nothing to do: the export was made before." in capfd.readouterr().err
+    assert "Nothing to do: the export exists already." in capfd.readouterr().err
     fs.verify(out, quiet=True)
     assert capfd.readouterr() == ("", "")
     data = b"".join(path.read_bytes() for path in sorted((tmp_path / "plain").glob("*.bin")))
@@ -343,7 +343,7 @@ def test_what_is_shown_by_default(tmp_path: Path, source: Path, capfd: pytest.Ca
     assert "val_tokens=" in result.warnings[0]
     fs.build(input=source, out=out, shard_tokens=10_000, val_documents=0, layout="nanogpt", workers=1)
     shown = capfd.readouterr().err
-    assert "Nothing to do: all shards were made before." in shown
+    assert "Nothing to do: all shards exist already." in shown
     assert result.warnings[0] in shown
 
 

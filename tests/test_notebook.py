@@ -79,9 +79,9 @@ def test_the_example_runs_and_leaves_the_kernel_as_it_was(tmp_path: Path) -> Non
     cells = [cell for cell in execute(path, tmp_path).cells if cell.cell_type == "code"]
     printed = [output(cell) for cell in cells]
     assert printed[1] == printed[-2]
-    assert "would begin" in printed[2]
+    assert "would start from the beginning" in printed[2]
     assert printed[3].startswith("2 shards, 2,000,000 tokens")
-    assert "2142 documents were kept of 5000\n" in printed
+    assert "kept 2142 of 5000 documents\n" in printed
     assert any("InputError\n3\n" in text for text in printed)
     assert printed[-3].endswith("True\n")
     assert printed[-1].replace("torch.Size([4, 256])", "(4, 256)") == "(4, 256) (4, 256)\n"

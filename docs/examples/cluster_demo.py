@@ -1,8 +1,8 @@
-"""`make cluster-demo`: two nodes of Ray and an S3 server on this machine; one node is killed on the way.
+"""`make cluster-demo`: two Ray nodes and an S3 server on this machine; one node is killed during the build.
 
-The source files of Python's library become shards in a bucket, encoded by the nodes. When some are there, the second
-node is killed, and later another one comes. In the end every shard must be the one that this machine makes alone, in a
-folder. Everything is in a temporary folder, Ray's own files too, and gone afterwards.
+The nodes encode the source files of Python's library into shards in a bucket. After a few shards the second node is
+killed, and later a new one joins. In the end every shard must equal the one that this machine makes alone, in a folder.
+Everything, including Ray's own files, is in a temporary folder that is removed at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 128 * 2**20}
 
 
 def main() -> None:
-    # Names of sockets are limited to about a hundred bytes, and macOS has a long path for temporary files.
+    # Socket paths are limited to about a hundred bytes, and macOS has a long path for temporary files.
     short = "/tmp" if sys.platform == "darwin" else None
     made = tempfile.TemporaryDirectory(prefix="cluster-demo-", dir=short, ignore_cleanup_errors=True)
     with made as name, s3_server() as endpoint:
@@ -41,35 +41,35 @@ def main() -> None:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TMPDIR": name,
         }
-        say(f"an S3 server listens at {endpoint}")
+        say(f"an S3 server is listening at {endpoint}")
         run_on_cluster(folder)
         command("verify", OUT)
-        say("the same on this machine alone, into a folder")
+        say("building the same on this machine alone, into a folder")
         command(*BUILD, "--out", str(folder / "alone"))
         alone = hashes((folder / "alone" / "manifest.json").read_bytes())
         if bucket_hashes() != alone:
             sys.exit("The shards differ.")
-        say(f"all {len(alone)} shards are the same, byte for byte")
+        say(f"all {len(alone)} shards are identical, byte for byte")
 
 
 def run_on_cluster(folder: Path) -> None:
-    """Build into the bucket; kill a node when the first shards are there."""
+    """Build into the bucket; kill a node after the first shards."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
     try:
         cluster.add_node(**NODE)
         second = cluster.add_node(**NODE)
-        say("two nodes of Ray are up, with a core each")
+        say("two Ray nodes are up, with one core each")
         where = ["--out", OUT, "--scratch", str(folder / "scratch")]
         cluster_of_nodes = ["--executor", "ray", "--ray-address", cluster.address]
         build = subprocess.Popen([sys.executable, "-m", "fineweb_shards", *BUILD, *where, *cluster_of_nodes])
         wait_for_shards(build, 3)
         cluster.remove_node(second, allow_graceful=False)
-        say("a node is killed, with everything that it had")
+        say("killed a node, with all its tokens")
         command("status", OUT, expected=(20,))
         cluster.add_node(**NODE)
-        say("another node has come")
+        say("a new node has joined")
         if code := build.wait():
             sys.exit(code)
     finally:
@@ -79,12 +79,12 @@ def run_on_cluster(folder: Path) -> None:
 def wait_for_shards(build: subprocess.Popen[bytes], shards: int) -> None:
     while len(bucket_hashes()) < shards:
         if build.poll() is not None:
-            sys.exit(f"The build has ended too early, with exit code {build.returncode}.")
+            sys.exit(f"The build ended too early, with exit code {build.returncode}.")
         time.sleep(0.1)
 
 
 def bucket_hashes() -> dict[str, str]:
-    """Return the shards that the manifest in the bucket names, with their hashes."""
+    """Return the names and hashes of the shards in the bucket's manifest."""
     found = Bucket(OUT).read("manifest.json")
     return hashes(found[0]) if found else {}
 
@@ -94,7 +94,7 @@ def hashes(manifest: bytes) -> dict[str, str]:
 
 
 def command(*words: str, expected: tuple[int, ...] = (0,)) -> None:
-    """Run the program as a user does."""
+    """Run the command as a user does."""
     print(f"$ fineweb-shards {' '.join(words)}", flush=True)
     done = subprocess.run([sys.executable, "-m", "fineweb_shards", *words], check=False)
     if done.returncode not in expected:
@@ -103,7 +103,7 @@ def command(*words: str, expected: tuple[int, ...] = (0,)) -> None:
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """A server with a bucket, in a process of its own."""
+    """A server with a bucket, in a separate process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -3,7 +3,7 @@
     .venv/bin/python -m pip install torch        # not a dependency of fineweb_shards
     .venv/bin/python docs/examples/tiny_gpt.py
 
-It printed this (another machine may differ in the last digit):
+Output (the last digit may differ on other machines):
 
     step  20  loss 7.73
     step  40  loss 5.52

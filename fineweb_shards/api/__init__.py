@@ -5,11 +5,11 @@
     result = fs.build("sample-10BT", out="shards", max_tokens="1B")
     result.folder, result.tokens, result.warnings
 
-Each function runs the command in a process of its own and reads the JSON that it prints. A build changes its process
-for good: it lowers its priority, which only root may raise again; it handles signals, replaces the standard streams,
-configures the hub's clients and starts threads. In a process of its own none of that reaches the caller, nor does a
-lack of memory. So a function may be called in any thread, in a notebook and in a script without a `__main__` guard. If
-the caller dies, the command notices and stops (`stop_with_caller` in system/signals.py).
+Each function runs the command in a separate process and reads the JSON that it prints. A build changes its process
+permanently: it lowers its priority, which only root may raise again, handles signals, replaces the standard streams,
+configures the hub's clients and starts threads. A separate process protects the caller from all that, and from running
+out of memory. So the functions work in any thread, in a notebook, and in a script without a `__main__` guard. If the
+caller dies, the command stops (`stop_with_caller` in system/signals.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _with_signature(settings: type[Any]) -> Callable[[Function], Function]:
-    """Show each of the settings in a function's signature, and so in `help`, in place of `**settings`."""
+    """List every setting in a function's signature, and so in `help`, in place of `**settings`."""
 
     def decorate(function: Function) -> Function:
         shown = inspect_module.signature(function)
@@ -81,13 +81,13 @@ def build(
     """Make the shards, or resume an interrupted build.
 
     `target` is a sample, such as "sample-10BT", or a TOML file; settings override it. `input` is a path, a glob, a list
-    of them, or documents: any other iterable of texts or mappings. Documents are read once, front to back, so that such
-    a build can't be resumed: a folder that holds a build refuses them. `fresh` deletes what an earlier build has made
-    in `out`. Events go to `on_event`: a Snapshot every second and at the end, and an Event for whatever happens;
-    without it a progress bar is shown, unless `quiet`.
+    of them, or documents: any other iterable of texts or mappings. Documents are read once, front to back, so such a
+    build can't be resumed, and a folder that already holds a build refuses them. `fresh` deletes what an earlier build
+    made in `out`. `on_event` receives a Snapshot every second and at the end, and an Event for whatever happens;
+    without it there is a progress bar, unless `quiet`.
 
-    Errors are ShardErrors, with `exit_code` and `hint`. After a KeyboardInterrupt everything finished is kept, and the
-    same call resumes.
+    Errors are ShardErrors, with `exit_code` and `hint`. A KeyboardInterrupt keeps everything finished; repeat the call
+    to resume.
     """
     words = ["build", *_words(target), *_flags(settings), *_flags({"out": out})]
     words += ["--fresh", "--yes"] if fresh else []
@@ -95,7 +95,7 @@ def build(
     documents = None
     if input is not None and is_documents(input):
         if settings.get("format") is not None:
-            raise UsageError("format is for files, and input is documents.", "Leave it out.")
+            raise UsageError("format is for files, but input is documents.", "Leave it out.")
         documents = json_lines(input, _text_key(target, settings))
         words += ["--input=-", "--format=jsonl"]
     else:
@@ -104,7 +104,7 @@ def build(
         return _make(BuildResult, _run(words, on_event, quiet=quiet, documents=documents))
     except InputError as error:
         if documents is None and isinstance(input, (list, tuple)) and not any(map(os.path.exists, input)):
-            error.hint = f"{error.hint} If these are texts, and not paths: input=iter(texts)."
+            error.hint = f"{error.hint} If these are texts, not paths: input=iter(texts)."
         raise
 
 
@@ -118,7 +118,7 @@ def plan(
 ) -> PlanResult:
     """Return what a build with these arguments would do, without writing anything."""
     if input is not None and is_documents(input):
-        raise UsageError("input is documents, which can be read only once: there is no plan for them.", "Build them.")
+        raise UsageError("input is documents, which can be read only once, so they can't be planned.", "Build them.")
     words = ["plan", *_words(target), *_flags(settings), *_flags({"out": out, "input": input})]
     return _make(PlanResult, _run(words, quiet=True))
 
@@ -134,7 +134,7 @@ def export(
     on_event: OnEvent | None = None,
     **settings: Unpack[OutputSettings],
 ) -> ExportResult:
-    """Copy finished shards into another layout, without tokenizing; or those of several folders, mixed by tokens: `mix`
+    """Copy finished shards into another layout, without tokenizing, or mix those of several folders by tokens: `mix`
     has the `folder`, `weight` and `epochs` of each. `quiet` and `on_event` are those of `build`."""
     words = ["export", *_words(folder), *_flags(settings), *_flags({"out": out})]
     words += [f"--mix={_mixed_words(number, one)}" for number, one in enumerate(_mappings("mix", mix or ()), 1)]
@@ -149,7 +149,7 @@ def verify(folder: AnyPath, *, quiet: bool = False, on_event: OnEvent | None = N
 
 
 def status(folder: AnyPath) -> StatusResult:
-    """Return how far a build is, from any process."""
+    """Return the progress of a build, from any process."""
     values = _run(["status", fspath(folder)], quiet=True)
     heartbeat = values.pop("heartbeat")
     return _make(StatusResult, {**values, "snapshot": make(Snapshot, heartbeat["snapshot"]) if heartbeat else None})
@@ -164,8 +164,8 @@ def inspect(path: AnyPath, *, grep: str) -> tuple[Match, ...]: ...
 def inspect(
     path: AnyPath, *, document: int | None = None, grep: str | None = None
 ) -> Inspection | Document | tuple[Match, ...]:
-    """Return statistics of shards, a file or a folder of any trainer's; or one document; or all places where a text is
-    found."""
+    """Return statistics of a file or a folder of shards, made by this program or not; or one document; or all matches
+    of a text."""
     words = ["inspect", fspath(path), *_flags({"document": document, "grep": grep})]
     if grep is not None:
         return tuple(_make(Match, match) for match in CommandProcess(words).run(_ignore))
@@ -180,7 +180,7 @@ def _run(
     quiet: bool = False,
     documents: Iterator[str] | None = None,
 ) -> dict[str, Any]:
-    """Run the command, and return the one object that is its result."""
+    """Run the command, and return its result, a single object."""
     command = CommandProcess(words, documents)
     if on_event is not None or quiet:
         (values,) = command.run(on_event or _ignore)
@@ -193,7 +193,7 @@ def _run(
 
 
 class _Bar:
-    """A progress bar of tqdm, in its form for notebooks there."""
+    """tqdm's progress bar, as a widget in notebooks."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -211,10 +211,10 @@ class _Bar:
             write(event.text, file=sys.stderr)
             return
         if self._bar is None:
-            with warnings.catch_warnings():  # in a notebook without ipywidgets: a bar of text is fine
+            with warnings.catch_warnings():  # about a missing ipywidgets: a text bar is fine
                 warnings.simplefilter("ignore")
                 from tqdm.auto import tqdm
-            # A class of our own without tqdm's thread, which would stay in the caller's process for good.
+            # A subclass without tqdm's thread, which would never end in the caller's process.
             bar = type("Bar", (tqdm,), {"monitor_interval": 0})
             self._bar = bar(unit=" tokens", unit_scale=True, initial=event.resumed_tokens)
         self._bar.total, done = event.expected_tokens, event.tokens
@@ -251,18 +251,18 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _mappings(name: str, value: Any) -> Sequence[Mapping[str, Any]]:
-    """Return a list of mappings, or raise UsageError if it is none."""
+    """Return `value` if it is a list of mappings, else raise UsageError."""
     if isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) for one in value):
         return value
     raise UsageError(f"{name} is {value!r:.100}: it must be a list of mappings.", f"Write {name}=[{{...}}, {{...}}].")
 
 
 def _text_key(target: AnyPath | None, settings: Mapping[str, Any]) -> str | None:
-    """Return the key under which a text is a document; None if the settings want mappings."""
+    """Return the key for documents that are texts; None if the settings require mappings."""
     names = ("text_column", "template", "tokens_column")
     given = {name: settings[name] for name in names if settings.get(name) is not None}
     if target is not None:
-        # Here: it loads NumPy, and few have documents and a file with settings.
+        # Here, because it loads NumPy, and few calls have both documents and a TOML file.
         from fineweb_shards.commands.targets import find_config, is_config
         from fineweb_shards.run.config_sources import load_config
 
@@ -273,7 +273,7 @@ def _text_key(target: AnyPath | None, settings: Mapping[str, Any]) -> str | None
 
 
 def _mixed_words(number: int, part: Mapping[str, Any]) -> str:
-    """Return a folder to mix in the form of `--mix`."""
+    """Return a folder to mix as a value of `--mix`."""
     given = {name: value for name, value in part.items() if value is not None}
     hint = "Each part needs a folder and a weight, and may have epochs."
     if missing := {"folder", "weight"} - given.keys():
@@ -284,13 +284,13 @@ def _mixed_words(number: int, part: Mapping[str, Any]) -> str:
 
 
 def _part_words(part: Mapping[str, Any]) -> str:
-    """Return the settings of a part as `--part` has them."""
+    """Return the settings of a part as a value of `--part`."""
     lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in part.items()}
     return shlex.join(f"{name}={item}" for name, items in lists.items() for item in items if item is not None)
 
 
 def _make(kind: type[Result], values: Mapping[str, Any]) -> Result:
-    """Make a dataclass of JSON; lists become tuples, and keys that it has no field for are left out."""
+    """Make a dataclass from JSON values; lists become tuples, and unknown keys are ignored."""
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     if "parts" in names:

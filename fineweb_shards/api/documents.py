@@ -1,4 +1,4 @@
-"""Documents that a Python program gives to a build, for the library: as JSON lines, with mistakes named."""
+"""Turn the documents that a Python program passes to `build` into JSON lines, and explain mistakes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fineweb_shards.storage.place import STANDARD_INPUT
 
 Documents = Iterable[str | Mapping[str, Any]]
 
-# They are passed on when they are this many, or when the first of them is this old: a slow iterator must not hide for
-# long what the build has to say.
+# Lines are passed on together when they have this many characters, or after this time: a slow iterator must not delay
+# the events of the build for long.
 _MOST_CHARACTERS = 1 << 20
 _MOST_SECONDS = 1.0
 
 
 def is_documents(value: object) -> TypeGuard[Documents]:
-    """Tell whether `input` is documents; else it names files. UsageError if it is neither."""
+    """Tell whether `input` is documents (else it names files); UsageError if it is neither."""
     paths = list(value) if isinstance(value, (list, tuple)) else [value]
     if all(isinstance(path, (str, PathLike)) for path in paths):
         if any(str(path) == STANDARD_INPUT for path in paths):
             raise UsageError(
                 f"input={STANDARD_INPUT!r}: standard input belongs to your program.",
-                "Pass documents, such as input=iter(sys.stdin) for one in each line.",
+                "Pass documents, such as input=iter(sys.stdin) for one per line.",
             )
         if not paths:
             raise UsageError("input is an empty list.", "Name files, or leave it out.")
@@ -34,13 +34,13 @@ def is_documents(value: object) -> TypeGuard[Documents]:
     kind = type(value).__name__
     if hasattr(value, "columns"):
         raise UsageError(
-            f"input is a {kind}, which iterates over its columns, and not over documents.",
-            'Pass its rows, as mappings: frame.to_dict("records") of pandas, frame.iter_rows(named=True) of Polars.',
+            f"input is a {kind}, which iterates over its columns, not over documents.",
+            'Pass its rows as mappings: frame.to_dict("records") in pandas, frame.iter_rows(named=True) in Polars.',
         )
     if isinstance(value, Mapping):
         raise UsageError(
-            f"input is a {kind}, which iterates over its keys, and not over documents.",
-            "Pass a list of documents, each a text or a mapping; of several splits one.",
+            f"input is a {kind}, which iterates over its keys, not over documents.",
+            "Pass a list of documents, each a text or a mapping; of a dataset's splits, one.",
         )
     if isinstance(value, (bytes, bytearray)) or not isinstance(value, Iterable):
         raise UsageError(
@@ -50,7 +50,8 @@ def is_documents(value: object) -> TypeGuard[Documents]:
 
 
 def json_lines(documents: Documents, key: str | None) -> Iterator[str]:
-    """Yield documents as JSON lines, many at a time; a text is a document with this key, and with None an error."""
+    """Yield documents as JSON lines, many at a time. A text becomes a document with this key; with None it is an
+    error."""
     lines: list[str] = []
     size, due = 0, time.monotonic() + _MOST_SECONDS
     for number, document in enumerate(documents):
@@ -70,26 +71,26 @@ def _json_line(document: object, key: str | None) -> str:
     if isinstance(document, str):
         if key is None:
             raise UsageError(
-                "is a text, without keys", "Pass mappings, with the keys that template or tokens_column names."
+                "is a text, without keys", "Pass mappings with the keys that template or tokens_column names."
             )
         document = {key: document}
     if isinstance(document, PathLike):
         raise UsageError(f"is a path, {kind}", "For files pass a list of paths: input=list(paths).")
     if not isinstance(document, Mapping):
-        wanted = "" if key is None else f"texts, or mappings whose key {key!r} holds the text"
-        raise UsageError(f"is {document!r:.100} ({kind})", f"Pass {wanted or 'mappings'}.")
+        wanted = "mappings" if key is None else f"texts, or mappings whose key {key!r} holds the text"
+        raise UsageError(f"is {document!r:.100} ({kind})", f"Pass {wanted}.")
     try:
         return json.dumps(dict(document), default=_to_plain) + "\n"
     except (TypeError, ValueError) as error:
         name, value = next((name, value) for name, value in document.items() if not _fits(name, value))
         raise UsageError(
             f"has {name!r}: {value!r:.100} ({type(value).__name__}), which JSON can't hold",
-            "Leave the key out if the build needs no such value, or convert it, for example with str().",
+            "Leave the key out if the build does not need it, or convert the value, for example with str().",
         ) from error
 
 
 def _to_plain(value: Any) -> Any:
-    """Return what JSON can hold of a scalar or an array of NumPy."""
+    """Convert NumPy scalars and arrays to what JSON can hold."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(type(value).__name__)

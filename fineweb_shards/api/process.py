@@ -1,7 +1,6 @@
-"""One run of the command in a process of its own, for the library.
+"""Run the command in a separate process, for the library, and turn its JSON into events, results and errors.
 
-It prints JSON, which is passed on as events, results and errors. Everything that belongs to the caller is called in the
-caller's thread: its callback, and its iterator over documents.
+The caller's callback and its iterator over documents run in the caller's thread.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from fineweb_shards.system.shell_commands import CALLER_VARIABLE
 from fineweb_shards.watching.run_files import Snapshot
 
 OnEvent = Callable[[Snapshot | Event], None]
-# The same modules as here are imported, whatever the current folder holds and however they were found.
+# With our sys.path it imports the same modules as this process, whatever the current folder holds.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from fineweb_shards.__main__ import main; sys.exit(main())"
 )
 _JOIN_SECONDS = 5.0
-# What a text of the command names by flags; commands to paste, in backticks, stay as they are.
+# The flags in a text of the command, except in commands to paste, which are in backticks.
 _FLAG = re.compile(
     r"`[^`]*`|(?<![\w/.=-])--(?P<no>no-)?(?P<name>[a-z]+(?:-[a-z]+)*)(?: (?P<number>\d(?:[\d.,]*\d)?)(?![\w/]))?"
 )
@@ -44,18 +43,18 @@ _ANSWERS = (0, 1, 20, 21)  # exit codes of `inspect --grep` and `status` that ar
 
 
 class CommandProcess:
-    """One run of the command, in a process of its own. Constructing it starts it."""
+    """One run of the command in a separate process; the constructor starts it."""
 
     def __init__(self, words: Sequence[str], documents: Iterator[str] | None = None) -> None:
         self._documents = documents
         self._events: queue.SimpleQueue[tuple[IO[str], str]] = queue.SimpleQueue()
-        self._printed: list[str] = []  # on standard output, but for events
+        self._printed: list[str] = []  # on standard output, except events
         self._complaints: list[str] = []  # on standard error
         self._open_streams = 2
         self._result: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
-        # Ctrl-C in a terminal signals a whole process group. This one has its own, and hears of it from us.
-        path = [entry for entry in sys.path if isinstance(entry, str)]  # as Python does, which ignores all others
+        # Ctrl-C in a terminal signals a whole process group. This process gets its own group, and its signal from us.
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores all others, too
         own_group: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}
         try:
             self._process: subprocess.Popen[str] = subprocess.Popen(
@@ -71,12 +70,12 @@ class CommandProcess:
         except (OSError, ValueError) as error:  # too long, or with a null character
             raise UsageError(
                 f"The command could not be started: {getattr(error, 'strerror', error)}.",
-                "Of a very long list of paths name the folder or a glob instead; if it is texts: input=iter(texts).",
+                "Pass a folder or a glob instead of a very long list of paths; if these are texts: input=iter(texts).",
             ) from error
 
     def run(self, on_event: OnEvent) -> list[dict[str, Any]]:
-        """Pass events on until the process has ended; return its results, or raise its error. Everything is called in
-        this thread: `on_event`, and the iterator over documents."""
+        """Pass events on until the process ends; return its results, or raise its error. `on_event` and the iterator
+        over documents are called in this thread."""
         process = self._process
         streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
         readers = [threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in streams]
@@ -109,21 +108,17 @@ class CommandProcess:
         """Write documents to the process as fast as it reads them."""
         pipe = self._process.stdin
         assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and its error says why
+        with contextlib.suppress(BrokenPipeError):  # it has ended; its error says why
             for lines in documents:
                 pipe.write(lines)
                 pipe.flush()
-                self._handle_waiting(on_event)
+                while not self._events.empty():
+                    self._handle(*self._events.get(), on_event)
             pipe.write(END_MARK.decode())
             pipe.close()
 
-    def _handle_waiting(self, on_event: OnEvent) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._handle(*self._events.get_nowait(), on_event)
-
     def _handle(self, stream: IO[str], line: str, on_event: OnEvent) -> None:
-        """Handle a line that the process has printed; an empty one is the end of the stream."""
+        """Handle a line printed by the process; an empty one is the end of the stream."""
         if not line:
             self._open_streams -= 1
             return
@@ -149,7 +144,7 @@ class CommandProcess:
                 self._printed.append(line)
 
     def _wait(self) -> None:
-        """Wait for the end of the process; interrupted meanwhile, end it at once."""
+        """Wait for the process to end; if Ctrl-C comes meanwhile, interrupt it again, which ends it at once."""
         try:
             self._process.wait()
         except KeyboardInterrupt:
@@ -162,39 +157,39 @@ class CommandProcess:
                     self._process.stdin.close()
 
     def _interrupt(self) -> None:
-        """Stop the process as Ctrl-C does, so that what is finished is kept."""
+        """Stop the process as Ctrl-C does, so that finished work is kept."""
         if os.name == "posix":
             self._process.send_signal(signal.SIGINT)
         else:
             self._process.terminate()
 
     def _results(self) -> list[dict[str, Any]]:
-        """Return the results of a process that has ended, or raise its error."""
+        """Return the results of the ended process, or raise its error."""
         if self._error is not None:
             kind = getattr(errors, self._error["type"], ShardError)
             if kind is Interrupted:  # not by us
-                raise self._noted(WorkerError(f"The build was stopped from outside: {self._error['message']}"))
+                raise self._noted(WorkerError(f"Something else stopped the command: {self._error['message']}"))
             if kind is not QuarantineError:
                 raise self._noted(kind(self._error["message"], self._error["hint"]))
         if self._result is not None:
-            if self._error is not None:  # documents were left out, and all else is done
+            if self._error is not None:  # complete, but some documents were left out
                 self._result["warnings"].append(self._error["message"])
             return [self._result]
         code = self._process.returncode
         if code in _ANSWERS and (self._printed or not self._complaints):
             return _parse_objects("".join(self._printed))
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        raise self._noted(WorkerError(f"The process of the command {how}."))
+        raise self._noted(WorkerError(f"The command's process {how}."))
 
     def _noted(self, error: ShardError) -> ShardError:
-        """Add what the process has said before its error, such as the names of damaged files."""
+        """Add what the process printed before its error, such as the names of damaged files."""
         for line in self._complaints:
             error.add_note(line)
         return error
 
 
 def in_python(text: str) -> str:
-    """Return a text of the command with flags as keyword arguments: `fresh=True` for --fresh."""
+    """Return a text of the command with keyword arguments for flags, such as `fresh=True` for --fresh."""
 
     def rename(found: re.Match[str]) -> str:
         if found["name"] is None:
@@ -208,7 +203,7 @@ def in_python(text: str) -> str:
 
 
 def _parse_objects(text: str) -> list[dict[str, Any]]:
-    """Parse JSON objects that stand one after the other."""
+    """Parse concatenated JSON objects."""
     objects, decoder, text = [], json.JSONDecoder(), text.strip()
     while text:
         value, end = decoder.raw_decode(text)

@@ -1,7 +1,7 @@
-"""What the library takes and returns: settings with their types, and the result of each function.
+"""The library's settings with their types, and the result of each function.
 
-The fields of results are the keys of the command's JSON output; tests/test_api.py keeps both in sync, and the settings
-with those of a TOML file.
+Results have the keys of the command's JSON output as fields, and settings those of a TOML file; tests/test_api.py keeps
+them in sync.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AnyPath = str | PathLike[str]
 
 
 class Part(TypedDict, total=False):
-    """The settings of a part of the input; docs/reference.md has them."""
+    """The settings of a part of the input, explained in docs/reference.md."""
 
     input: AnyPath | Sequence[AnyPath]
     format: str
@@ -48,7 +48,7 @@ class MixedFolder(TypedDict, total=False):
 
 
 class OutputSettings(TypedDict, total=False):
-    """The settings of `export`; a count may be a number or a text such as "100M"."""
+    """The settings of `export`. A count is a number, or a text such as "100M"."""
 
     layout: str
     shard_tokens: int | str
@@ -67,7 +67,7 @@ class OutputSettings(TypedDict, total=False):
 
 
 class Settings(OutputSettings, total=False):
-    """The settings of `build` and `plan`: the keys of a TOML file, which docs/reference.md explains."""
+    """The settings of `build` and `plan`, the keys of a TOML file, explained in docs/reference.md."""
 
     format: str
     dataset: str | Sequence[str]
@@ -106,7 +106,7 @@ class Settings(OutputSettings, total=False):
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """What a build has made, in all its runs and in this one: docs/reference.md, `build --json`."""
+    """What a build has made, in all runs and in this one: see `build --json` in docs/reference.md."""
 
     folder: str  # or the address of a bucket
     shards: int
@@ -140,13 +140,13 @@ class BuildResult:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPart:
-    """What the stream would take of a part of the input. None: unknown before it is read."""
+    """What the stream would take from a part of the input. None: unknown before it is read."""
 
     weight: int | None  # a whole number; None without weights
     epochs: int
     available_tokens: int | None  # in all its epochs
-    tokens: int | None  # of these, without files that are for validation
-    share: float | None  # in the tokens of all parts
+    tokens: int | None  # taken, without the files of val_input
+    share: float | None  # of the tokens of all parts
     ends_after_tokens: int | None  # of the stream; None also if the part does not run out
 
 
@@ -155,15 +155,15 @@ class PlanResult:
     """What a build would do."""
 
     folder: str
-    tokens: int | None  # None: unknown before the input is read, as with standard input
+    tokens: int | None  # None: unknown before the end, as with standard input
     tokens_exact: bool
     documents: int | None
     documents_exact: bool
     shards: int | None
     bytes: int | None  # still to be written
-    fetched_bytes: int  # over the network; 0 if the input is here
+    fetched_bytes: int  # over the network; 0 if the input is on this machine
     done_tokens: int  # by earlier runs
-    tokens_per_second: float | None  # in a trial of one second
+    tokens_per_second: float | None  # in a one-second trial
     seconds: float | None
     parts: tuple[PlannedPart, ...]
     verdict: str
@@ -191,7 +191,7 @@ class ExportResult:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What was checked; damage is a DamageError."""
+    """What was checked; damage raises DamageError instead."""
 
     folder: str
     shards: int
@@ -202,7 +202,7 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class StatusResult:
-    """How far a build is."""
+    """The progress of a build."""
 
     state: Literal["running", "stopped", "complete"]
     folder: str
@@ -210,16 +210,16 @@ class StatusResult:
     tokens: int
     documents: int
     bytes: int
-    resume: str | None  # the command, if there is something left to do
+    resume: str | None  # the command to resume with, if there is anything to do
     events: tuple[str, ...]  # the last lines of the log
-    snapshot: Snapshot | None  # the run a few seconds ago
+    snapshot: Snapshot | None  # of the run, a few seconds old
     parts: tuple[PartShare, ...]  # of a mix, in finished shards
-    shuffle: Mapping[str, int] | None  # how far a shuffle is
+    shuffle: Mapping[str, int] | None  # its progress, if the build has one
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Statistics of shards; docs/reference.md, `inspect --json`."""
+    """Statistics of shards: see `inspect --json` in docs/reference.md."""
 
     files: tuple[Mapping[str, Any], ...]
     eot_first: bool
@@ -244,7 +244,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A place where a text was found; `document` is -1 in the rest of one that began in the shard before."""
+    """A match of a text; `document` is -1 in the rest of a document that began in the previous shard."""
 
     document: int
     before: str

@@ -1,7 +1,4 @@
-"""Parse the command line with argparse, but explain mistakes.
-
-A mistake becomes one sentence, with a hint at what was probably meant.
-"""
+"""Parse the command line with argparse, but explain a mistake in one sentence, with a hint at what was meant."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from fineweb_shards.units import as_typed
 
 _LOOKS_LIKE_A_FLAG = re.compile(r"--?[A-Za-z]")
 _REQUIRED = "the following arguments are required: "
-# How --help groups the settings; every field of Config is in one of them.
+# How --help groups the settings; every field of Config is in one group.
 SETTING_GROUPS = {
     "input": ("input", "format", "text_column", "tokens_column", "template", "separator", "on_bad_file"),
     "input on the Hugging Face hub": (
@@ -45,10 +42,10 @@ units:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that raises a UsageError for a mistake, instead of ending the program. Its subcommands have it, too."""
+    """A parser that raises a UsageError for a mistake instead of exiting; so do the parsers of its subcommands."""
 
     def __init__(self, **settings: Any) -> None:
-        raw = argparse.RawDescriptionHelpFormatter  # for the examples, which are lines
+        raw = argparse.RawDescriptionHelpFormatter  # keeps the line breaks of the examples
         super().__init__(**{**settings, "allow_abbrev": False, "formatter_class": raw})
 
     def error(self, message: str) -> NoReturn:
@@ -57,42 +54,42 @@ class CommandParser(argparse.ArgumentParser):
         message = re.sub(r"\bargument (?=-)", "", message)
         hint = f"See `{self.prog} --help`."
         if message.endswith("expected one argument"):
-            hint = f"{hint} A value that begins with a dash is written with an equals sign: --flag=-value."
+            hint = f"{hint} Write a value that begins with a dash with an equals sign: --flag=-value."
         raise UsageError(f"{message}.", hint)
 
-    # argparse has overloads for its kinds of namespace; only the plain one is used here.
+    # argparse has overloads for other kinds of namespaces; here only the plain one occurs.
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         check_flags(args or [], self._option_string_actions, self.prog)
         options, more = super().parse_known_args(args, namespace)
         if more and isinstance(getattr(options, "targets", None), list):
-            options.targets += more  # argparse only takes adjacent ones, and not b in `a.txt --out o b.txt`
+            options.targets += more  # argparse takes only adjacent ones, so not b in `a.txt --out o b.txt`
         elif more:
             raise UsageError(f"{more[0]}: unexpected argument.", f"See `{self.prog} --help`.")
         return options, []
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        # Python 3.11 and 3.12 drop a `--` even where it is the value of a flag.
+        # Python 3.11 and 3.12 drop a `--` even if it is the value of a flag.
         if action.option_strings and arg_strings == ["--"]:
             return self._get_value(action, "--")
         return super()._get_values(action, arg_strings)
 
 
 def check_flags(words: Sequence[str], flags: Collection[str], prog: str) -> None:
-    """Raise UsageError for a flag that there is not, and suggest what was probably meant."""
+    """Raise UsageError for an unknown flag, and suggest what was probably meant."""
     for word in takewhile(lambda word: word != "--", words):
         flag = word.partition("=")[0]
         if _LOOKS_LIKE_A_FLAG.match(flag) and flag not in flags:
             names = {name.removeprefix("--"): name for name in flags if name.startswith("--")}
             match = closest(flag.lstrip("-").replace("_", "-"), names)
             hint = f"Did you mean {names[match]}?" if match else f"See `{prog} --help`."
-            raise UsageError(f"{flag}: there is no such flag.", hint)
+            raise UsageError(f"{flag}: unknown flag.", hint)
 
 
 def check_subcommand(words: Sequence[str], subcommands: Collection[str]) -> None:
     """Raise UsageError if the first word is no subcommand, and suggest what was probably meant."""
-    hint = f"It is one of {', '.join(subcommands)}; for example `{PROGRAM} build demo`."
+    hint = f"Use one of {', '.join(subcommands)}; for example `{PROGRAM} build demo`."
     if not words:
         raise UsageError("The subcommand is missing.", hint)
     word = words[0]
@@ -104,7 +101,7 @@ def check_subcommand(words: Sequence[str], subcommands: Collection[str]) -> None
             hint = f"Did you mean `{PROGRAM} {match}`?"
         elif word in bundled_configs():
             hint = f"Did you mean `{PROGRAM} build {word}`?"
-        raise UsageError(f"{word}: no such subcommand.", hint)
+        raise UsageError(f"{word}: unknown subcommand.", hint)
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
@@ -114,17 +111,17 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         metavar="TARGET",
         nargs="*",
         help="a sample (" + ", ".join(bundled_configs()) + "), a TOML file (.toml), or input: files, "
-        "folders, globs. A sample's name means the sample; write ./NAME for a path of that name",
+        "folders, globs. A sample's name always means the sample; write ./NAME for a path of that name",
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file, or a sample; flags override it")
+    parser.add_argument("--config", metavar="FILE", help="a TOML file or a sample; flags override it")
     for title, names in SETTING_GROUPS.items():
         add_setting_flags(parser.add_argument_group(title), names)
-    parser.usage = f"{parser.prog} [TARGET ...] [--out DIR|URL] [options]"  # all of them would be 20 lines
+    parser.usage = f"{parser.prog} [TARGET ...] [--out DIR|URL] [options]"  # argparse's would be 20 lines
     parser.epilog = f"{_UNITS}\n\n{parser.epilog}"
 
 
 def add_setting_flags(parser: argparse._ActionsContainer, names: Iterable[str]) -> None:
-    """Add a flag for each of these fields of Config, in this order."""
+    """Add a flag for each of these fields of Config, in the order given."""
     fields = {field.name: field for field in dataclasses.fields(Config)}
     for field in (fields[name] for name in names):
         flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
@@ -148,8 +145,7 @@ def add_setting_flags(parser: argparse._ActionsContainer, names: Iterable[str]) 
 
 
 def as_argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return the parser of a flag's value, with a ValueError turned into the only kind of error whose message argparse
-    shows."""
+    """Wrap the parser of a flag's value: a ValueError becomes an ArgumentTypeError, whose message argparse shows."""
 
     def parse_argument(text: str) -> Any:
         try:
@@ -162,6 +158,6 @@ def as_argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def add_fresh_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags to start over."""
-    text = "delete what a build has made in --out, after asking, and start over"
+    text = "delete what an earlier build made in --out, after confirmation, and start over"
     parser.add_argument("--fresh", action="store_true", help=text)
-    parser.add_argument("--yes", action="store_true", help="with --fresh: delete without asking, for scripts")
+    parser.add_argument("--yes", action="store_true", help="with --fresh: don't ask for confirmation, for scripts")

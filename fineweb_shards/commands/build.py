@@ -26,13 +26,11 @@ from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.signals import Interrupts
-from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, choose_screen, print_result, put_json
 from fineweb_shards.watching.shares import shares_in
 
-# How long to wait for the network, if the command does not say: a person is waiting. With the time until a connection
-# is given up it stays below a minute.
+# How long `plan` waits for the network by default. With a connection's own timeout it stays below a minute.
 _OUTAGE_SECONDS = 20
 
 
@@ -53,7 +51,6 @@ def add_build_flags(parser: argparse.ArgumentParser) -> None:
 def run_build(options: argparse.Namespace) -> None:
     """Build, and print the result."""
     interrupts = Interrupts(options.resume)
-    ignore_closed_output()
     config = read_config(options)
     apply_priority(config.priority)
     screen = choose_screen(quiet=options.quiet, as_json=options.json, for_library=options.for_library)
@@ -78,37 +75,37 @@ def run_build(options: argparse.Namespace) -> None:
 
 
 def summary_lines(outcome: Outcome) -> list[str]:
-    """Return the result as lines for people: where the shards are, what is in them, how to load them."""
+    """Return the result as lines for people: where the shards are, what they contain, how to load them."""
     job, manifest, run = outcome.job, outcome.manifest, outcome.run
     peak = show_bytes(manifest.peak_memory_bytes)
-    memory = f"{'memory':<10} {peak} at most, all processes together"
+    memory = f"{'memory':<10} peak {peak}, all processes together"
     notes = [
         f"{what}: {show_number_of(count, noun)}{more}."
         for name, what, noun, more in LEFT_OUT
         if (count := manifest.totals.get(name))
     ]
     if not manifest.shards and manifest.quarantined:
-        notes.append("No other document was in the input, so there is no shard.")
+        notes.append("The input has no other documents, so no shards were made.")
     facts = [memory] if manifest.peak_memory_bytes else []  # 0 if it could not be measured
     closing = closing_lines(job.output.store, run) if run else []
     return [result_line(outcome), *result_lines(job.output, manifest, facts=facts, notes=notes, closing=closing)]
 
 
 def result_line(outcome: Outcome) -> str:
-    """Return in a sentence what the run has done."""
+    """Return what the run did, in a sentence."""
     job, manifest, run = outcome.job, outcome.manifest, outcome.run
     if not manifest.shards:
-        return "No shard was made."
+        return "No shards were made."
     if run is None:
-        return "Nothing to do: all shards were made before."
+        return "Nothing to do: all shards exist already."
     worked_seconds = outcome.seconds - run.stood_still_seconds
     speed = show_count(outcome.new_tokens / max(worked_seconds, 1e-9))
-    # What a run has made of a shuffle that was begun before is only a part of the work.
+    # A run that resumes a shuffle did only part of the work for its tokens.
     is_part = manifest.is_shuffled and run.first_tokens > 0
     at_speed = f", {speed} tokens/s" if outcome.new_tokens and not is_part else ""
-    verified = "verified, " if job.config.verify and outcome.new_shards else ""
-    done = f"Done: {verified}in {show_seconds(outcome.seconds)}{at_speed}."
-    if manifest.seconds <= worked_seconds + 1:  # waits are in neither of the two
+    done = "Done and verified" if job.config.verify and outcome.new_shards else "Done"
+    done = f"{done} in {show_seconds(outcome.seconds)}{at_speed}."
+    if manifest.seconds <= worked_seconds + 1:  # neither includes waits
         return done
     return f"{done} All runs together: {show_seconds(manifest.seconds)} of work."
 
@@ -135,19 +132,16 @@ def summary_values(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def add_plan_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what to build."""
-    add_config_flags(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
+add_plan_flags = add_config_flags
 
 
 def run_plan(options: argparse.Namespace) -> None:
-    """Print the plan; if a build would be refused, raise the same error after it."""
+    """Print the plan; then, if a build would be refused, raise its error."""
     config = dataclasses.replace(read_config(options), download=False)  # a plan needs no whole file
     if options.max_outage is None:
         config = dataclasses.replace(config, max_outage=min(config.max_outage, _OUTAGE_SECONDS))
     has_out = bool(config.out)
-    if not has_out:  # propose the name of a folder that is not there
+    if not has_out:  # propose an unused name
         names = chain(("shards",), (f"shards-{number}" for number in count(2)))
         free = next(name for name in names if not os.path.lexists(name))
         config = dataclasses.replace(config, out=free)
@@ -174,7 +168,7 @@ def run_plan(options: argparse.Namespace) -> None:
         plan = make_plan(tried, trial_seconds=1.0, **rest)
     if begins and (refusal := split_error(plan)):
         manifest, begins = None, False
-    proposal = "" if has_out else f"; name the folder: --out {config.out}"
+    proposal = "" if has_out else f"; choose the folder with --out {config.out}"
     verdict = verdict_on(manifest, held=held)
     lines = plan_lines(plan, verdict + proposal)
     if options.json and (held or refusal is None):
@@ -188,7 +182,7 @@ def run_plan(options: argparse.Namespace) -> None:
 
 
 def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
-    """Return the whole plan, for `plan`; the `verdict` says what a build would do in this folder."""
+    """Return the whole plan as lines; the `verdict` says what a build would do in this folder."""
     config, extent = plan.job.config, plan.extent
     rows = short_rows(plan)
     before_tokens = next(number for number, (name, _) in enumerate(rows) if name == "tokens")
@@ -198,7 +192,7 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
         after_mix = 1 + next(number for number, (name, _) in enumerate(rows) if name == "mix")
         rows[after_mix:after_mix] = mix_rows(plan)
     if config.executor == "ray":
-        rows = [row for row in rows if row[0] != "machine"]  # this one
+        rows = [row for row in rows if row[0] != "machine"]  # which is this machine
         rows.append(("time", "depends on the cluster: docs/cluster.md has a table"))
     elif plan.tokens_per_second and plan.seconds:
         speed, passes = f"{show_count(plan.tokens_per_second)} tokens/s", ""
@@ -206,12 +200,12 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
             speed += " in the first pass"
             passes = " for the second pass" if plan.piles.ended else " for both passes"
         duration = f"{show_seconds(plan.seconds)}{passes}"
-        rows.append(("time", f"{duration} ({speed}, an estimate from a trial of one second)"))
+        rows.append(("time", f"{duration} ({speed}, estimated from a one-second trial)"))
     if verdict:
         rows.append(("build", verdict))
     rows += plan.separator_rows or document_rows(plan.first_documents)
     if config.input and any(file.is_pipe for file in plan.job.source.files):
-        rows.append(("", "(standard input can only be read once: only its beginning is looked at)"))
+        rows.append(("", "(standard input can be read only once: the plan looks only at its beginning)"))
     rows += [("WARNING", warning) for warning in plan_warnings(plan)]
     return [f"{name:<10} {text}" for name, text in rows]
 
@@ -249,13 +243,13 @@ def plan_values(plan: Plan) -> dict[str, Any]:
 def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
     """Say what a build would do in a folder with this manifest (None: refused); `held`: a run is active."""
     if held:
-        return "a run is at work in this folder: another one would be refused (exit code 6)"
+        return "a build is running in this folder; a second one would be refused (exit code 6)"
     if manifest is None:
-        return "would be refused, for the reason in the last lines"
+        return "would be refused; the reason is below"
     if manifest.complete:
         return f"nothing to do: complete, {manifest.tokens:,} tokens"
     if manifest.is_shuffled and (after := resume_text(manifest)):
         return f"would resume {after}"
     if manifest.shards:
-        return f"would resume after {manifest.shards[-1].name}, {manifest.tokens:,} tokens are done"
-    return "would begin"
+        return f"would resume after {manifest.shards[-1].name}; {manifest.tokens:,} tokens are done"
+    return "would start from the beginning"

@@ -1,11 +1,13 @@
-"""The subcommands about the folder of a build: `verify`, `status`, `report` and `export`.
+"""The flags and the output of the subcommands that take a build's folder: `verify`, `status`, `report` and `export`.
 
-What they do is in other packages (reading, watching, report, run); here are their flags and their output.
+The packages reading, watching, report and run do the work.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import webbrowser
 from typing import Any
 
@@ -18,11 +20,11 @@ from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.config_sources import load_config, parse_mixed
 from fineweb_shards.run.output_text import output_warnings, result_lines
+from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.store.opening import require_manifest, scratch_folder
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.signals import Interrupts
-from fineweb_shards.system.standard_streams import ignore_closed_output
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import show_bytes, show_number_of, show_seconds
 from fineweb_shards.watching.run_files import State
@@ -41,32 +43,25 @@ EXPORT_SETTINGS = (
     "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "gpus", "index", "verify",
     "mix_until", "max_tokens", "shuffle", "scratch",
 )  # fmt: skip
+_OTHER_KEY = re.compile(r"=[\d.]+%?,([^=,/]+)$")  # what is left in place of a folder of `--mix DIR=1,epoch=2`
 
 
 def add_folder(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    """Add the argument that names an output folder: by its path, or by the config it was built with."""
+    """Add the argument that names an output folder, by its path or by the config it was built with."""
     parser.add_argument(
         "folder",
         metavar="DIR",
         nargs=nargs,
         type=read_store,
-        help="output folder of a build (also s3://…), or the sample or TOML file that it was built with",
+        help="output folder of a build (also s3://…), or the sample or TOML file it was built with",
     )
 
 
-def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs")
-
-
-def add_verify_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the folder to verify."""
-    add_folder(parser)
-    add_json_flag(parser)
+add_verify_flags = add_folder
 
 
 def run_verify(options: argparse.Namespace) -> None:
-    """Check all shards, print the damaged ones, and print how much was checked."""
-    ignore_closed_output()
+    """Check all shards; print the damaged ones, and how much was checked."""
     store: Store = options.folder
     with _progress_of(options) as progress:
         progress.begin(State.VERIFYING, require_manifest(store).tokens)
@@ -79,17 +74,16 @@ def run_verify(options: argparse.Namespace) -> None:
     alive = store.is_locked()
     if names := verdict.unfinished:
         which = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names):,} files)"
-        stopped = "when the run was stopped; the next build makes it again"
-        why = "yet; the build that is at work makes it" if alive else stopped
-        print_result(f"{which}: not finished {why}.")
-    next_step = "a build is at work here" if alive else "the build is not finished; run its command again"
+        why = "the running build will finish it" if alive else "left by a stopped run; the next build makes it again"
+        print_result(f"{which}: not finished: {why}.")
+    next_step = "a build is running here" if alive else "the build is not finished; rerun its command to resume"
     state = "complete" if manifest.complete else f"so far: {next_step}"
     count = show_number_of(manifest.shard_count, "shard")
     print_result(f"{store.location}: {count}, {manifest.tokens:,} tokens verified, {state}.")
 
 
 def _progress_of(options: argparse.Namespace) -> TokensOnScreen:
-    """Return what shows how far it is: for the library only."""
+    """Return a progress display, which is silent unless the library started the command."""
     return TokensOnScreen(JsonScreen(1.0) if options.for_library else Screen())
 
 
@@ -99,9 +93,8 @@ def add_status_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="keep showing it until the run ends; wait for a build that has not begun",
+        help="keep showing it until the run ends; if no build has started, wait for one",
     )
-    add_json_flag(parser)
 
 
 def run_status(options: argparse.Namespace) -> int:
@@ -117,23 +110,22 @@ def run_status(options: argparse.Namespace) -> int:
 def add_report_flags(parser: argparse.ArgumentParser) -> None:
     """Add the folder, and the flag to open the report."""
     parser.description = (
-        "Writes DIR/.fineweb-shards/report.html and prints the path. About a folder in a bucket it is\n"
-        "written into the user's cache folder on this machine; nothing in the bucket is changed."
+        "Writes DIR/.fineweb-shards/report.html and prints its path. The page about a folder in a bucket goes\n"
+        "into your cache folder on this machine; the bucket stays unchanged."
     )
     add_folder(parser)
-    parser.add_argument("--open", action="store_true", help="show it in the browser")
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
 
 
 def run_report(options: argparse.Namespace) -> None:
-    """Write the report and print its path. About a folder in a bucket it is written where a build on this machine has
-    it, in the scratch folder of that address, so that the right to read is enough."""
-    ignore_closed_output()
+    """Write the report and print its path. The page about a folder in a bucket goes into that folder's scratch folder
+    on this machine, where a build also has it, so that read access is enough."""
     store: Store = options.folder
     path = report_path(scratch_folder(store.location, "")) if store.is_remote else None
     path = write_report(store, path=path)
     print(printable(str(path)))
     if options.open and not webbrowser.open(path.resolve().as_uri()):
-        LineScreen().warn("No browser was found here: open the file named above.")
+        LineScreen().warn("No browser found; open the file above yourself.")
 
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
@@ -144,12 +136,11 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=as_argument(parse_mixed),
         metavar="DIR=W[,epochs=N]",
-        help="instead of DIR: mix the documents of finished folders by tokens, each with a share in proportion to its "
-        "weight, such as 7, 0.7 or 70%%; repeatable, once for each folder",
+        help="instead of DIR, once for each folder: mix the documents of finished folders by tokens, in proportion to "
+        "their weights, such as 7, 0.7 or 70%%",
     )
     add_setting_flags(parser, EXPORT_SETTINGS)
     add_fresh_flags(parser)
-    add_json_flag(parser)
 
 
 def run_export(options: argparse.Namespace) -> None:
@@ -158,7 +149,6 @@ def run_export(options: argparse.Namespace) -> None:
     from fineweb_shards.run.export_mix import make_mix_job
 
     interrupts = Interrupts(options.resume)
-    ignore_closed_output()
     config = _export_config(options)
     screen = LineScreen()
     interrupts.on_stop = screen.say_stopping
@@ -175,7 +165,7 @@ def run_export(options: argparse.Namespace) -> None:
             progress.begin(State.VERIFYING, done.manifest.tokens)
             check_folder(done.spec.store, screen.warn, lambda record: progress.add(record.tokens))
     interrupts.work_is_done()
-    first = "Nothing to do: the export was made before."
+    first = "Nothing to do: the export exists already."
     if options.json:
         if options.for_library and not done.seconds:
             JsonScreen().say(first)
@@ -185,7 +175,7 @@ def run_export(options: argparse.Namespace) -> None:
         return
     if done.seconds:
         speed = show_bytes(done.spec.shard_format.size_bytes(done.new_tokens) / max(done.seconds, 1e-9))
-        first = f"Done: in {show_seconds(done.seconds)}, {speed}/s."
+        first = f"Done in {show_seconds(done.seconds)}, {speed}/s."
     print_result(first, *result_lines(done.spec, done.manifest))
 
 
@@ -194,21 +184,27 @@ def _export_config(options: argparse.Namespace) -> Config:
     parts: list[dict[str, Any]] = options.mix or []
     given = {name: getattr(options, name) for name in EXPORT_SETTINGS}
     if not parts and options.folder is None:
-        raise UsageError("DIR is missing.", "Name a folder, or several by --mix DIR=WEIGHT; see --help.")
+        raise UsageError("DIR is missing.", "Name a folder, or several with --mix DIR=WEIGHT; see --help.")
     if parts and options.folder is not None:
         folder = options.folder.location
-        raise UsageError(f"{folder} and --mix exclude each other.", f"To mix it, too: --mix {folder}=WEIGHT.")
+        raise UsageError(f"{folder} and --mix exclude each other.", f"To mix this folder too: --mix {folder}=WEIGHT.")
+    for folder in (part["input"][0] for part in parts):
+        if (found := _OTHER_KEY.search(folder)) and not is_url(folder) and not os.path.exists(folder):
+            raise UsageError(f"--mix {folder}: unknown key {found[1]!r}.", "Write DIR=WEIGHT or DIR=WEIGHT,epochs=N.")
     if len(parts) == 1:
         folder = parts[0]["input"][0]
         raise UsageError(
-            f"--mix {folder}: there is nothing to mix it with.", "Name the others by --mix, or copy it without --mix."
+            f"--mix {folder}: a mix needs several folders.", "Name each with its own --mix, or copy one without --mix."
         )
-    for name in ("mix_until", "max_tokens"):
-        is_used = parts or (name == "max_tokens" and given["shuffle"] is not None)
-        if given[name] is not None and not is_used:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} {given[name]}: it is about a mix.", "Name its folders by --mix, or leave it out.")
-    if not parts and given["shuffle"] is not None:  # a single part, which is not divided
+    has_shuffle = given["shuffle"] is not None
+    for name, used, needed in (
+        ("mix_until", parts, "--mix"),
+        ("max_tokens", parts or has_shuffle, "--mix or --shuffle"),
+    ):
+        if given[name] is not None and not used:
+            flag = f"--{name.replace('_', '-')} {given[name]}"
+            raise UsageError(f"{flag}: only with {needed}.", "Add that, or leave it out.")
+    if has_shuffle and not parts:  # a mix of one part
         parts = [{"input": (options.folder.location,)}]
     config = load_config(None, {**given, "parts": parts or None})
     config.check()

@@ -1,6 +1,6 @@
 """`inspect`: show statistics of shards, print a document, search for a text, or write the tokens' bytes.
 
-Everything from a document is made safe for a terminal before it is printed.
+Everything from a document is made safe for a terminal before printing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from fineweb_shards.commands.arguments import as_argument
-from fineweb_shards.errors import NoMatch, UsageError
+from fineweb_shards.errors import NoMatch
 from fineweb_shards.layouts.llm_c import HEADERS, LlmC
 from fineweb_shards.reading import inspection
 from fineweb_shards.reading.inspection import Match, Target, write_token_bytes
 from fineweb_shards.reading.statistics import TokenStatistics, bucket_range
-from fineweb_shards.system.shell_commands import PROGRAM
 from fineweb_shards.system.terminal import printable, safe_text
 from fineweb_shards.tokenizers.references import decode
 from fineweb_shards.units import parse_count, show_bytes, show_count, show_number_of
@@ -29,30 +28,27 @@ from fineweb_shards.vocabulary import Vocabulary
 _KINDS = {"npy": "NumPy array, 1.0", "raw": "no header"}
 _SHOWN_FILES = 12
 _SHOWN_TOKENS = 12
+_FREQUENT_TOKENS = 100  # in JSON
 _BAR_WIDTH = 40
 
 
 def add_inspect_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the file or folder to inspect, and what to show of it."""
+    """Add the file or folder to inspect, and the flags that say what to show."""
     parser.add_argument("path", metavar="FILE|DIR", help="on this machine, or in a bucket (s3://…)")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--document", metavar="N", type=as_argument(parse_count), help="show the N-th document, from 0")
-    what.add_argument("--random", action="store_true", help="show a document chosen by chance")
+    what.add_argument("--document", metavar="N", type=as_argument(parse_count), help="show document N, counted from 0")
+    what.add_argument("--random", action="store_true", help="show a random document")
     what.add_argument("--grep", metavar="TEXT", help="list the documents that contain TEXT")
     what.add_argument(
         "--token-bytes", metavar="FILE", type=Path,
-        help="write a .npy file with the number of bytes of every token id (0: EOT), for bits per byte",
+        help="write a .npy file with the number of bytes of every token id (0 for EOT), for bits per byte",
     )  # fmt: skip
-    parser.add_argument(
-        "--seed", metavar="N", type=as_argument(parse_count), help="with --random: the same one each time"
-    )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    seed_help = "with --random: show the same document each time"
+    parser.add_argument("--seed", metavar="N", type=as_argument(parse_count), help=seed_help)
 
 
 def run_inspect(options: argparse.Namespace) -> None:
     """Print statistics, one document, or the documents that contain a text; or write the tokens' bytes."""
-    if options.grep == "":
-        raise UsageError("--grep: there is nothing to look for.", f"See `{PROGRAM} inspect --help`.")
     target = inspection.open_target(options.path)
     if options.token_bytes is not None:
         path, vocabulary = options.token_bytes, target.vocabulary
@@ -61,7 +57,7 @@ def run_inspect(options: argparse.Namespace) -> None:
             print(json.dumps({"file": str(path), "vocabulary": vocabulary.name, "ids": vocabulary.size}))
         else:
             name = printable(str(path))
-            print(f"{name}: the number of bytes of each of the {vocabulary.size:,} ids of {vocabulary.name}")
+            print(f"{name}: number of bytes of each of the {vocabulary.size:,} ids of {vocabulary.name}")
         return
     if options.grep is not None:
         found_any = False
@@ -70,7 +66,7 @@ def run_inspect(options: argparse.Namespace) -> None:
             shown = json.dumps(dataclasses.asdict(match)) if options.json else match_line(match)
             print(shown, flush=True)  # as soon as it is found
         if not found_any:
-            raise NoMatch  # exit code 1, like grep
+            raise NoMatch("")  # exit code 1, like grep
         return
     number = options.document
     if options.random:
@@ -109,11 +105,10 @@ def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
         f"{'documents':<10} {found.documents:,}, EOT {position} each",
     ]
     if found.head_tokens:
-        rest = f"{show_number_of(found.head_tokens, 'token')} of one that began before"
-        rows.append(f"{'begins':<10} in the middle of a document, with {rest}")
+        rows.append(f"{'begins':<10} with the last {show_number_of(found.head_tokens, 'token')} of an earlier document")
     if found.documents:
         rows += [
-            f"{'length':<10} {found.mean_tokens:,.1f} tokens on average, the longest {found.longest:,}",
+            f"{'length':<10} {found.mean_tokens:,.1f} tokens on average, {found.longest:,} in the longest",
             f"{'text':<10} {show_bytes(found.text_bytes)}, {found.bytes_per_token:.2f} bytes per token",
         ]
     if found.outside:
@@ -126,7 +121,7 @@ def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
     return rows
 
 
-def statistics_json(target: Target, found: TokenStatistics, frequent: int = 100) -> dict[str, Any]:
+def statistics_json(target: Target, found: TokenStatistics) -> dict[str, Any]:
     """Return the statistics as values for JSON."""
     return {
         "files": [
@@ -154,7 +149,7 @@ def statistics_json(target: Target, found: TokenStatistics, frequent: int = 100)
         ],
         "frequent_tokens": [
             {"token": token, "count": times, "text": _spell(token, found.vocabulary)}
-            for token, times in found.most_frequent(frequent)
+            for token, times in found.most_frequent(_FREQUENT_TOKENS)
         ],
     }
 
@@ -162,7 +157,7 @@ def statistics_json(target: Target, found: TokenStatistics, frequent: int = 100)
 def match_line(match: Match) -> str:
     """Return a line for a match: the document's number, and the text around it."""
     before, after = safe_text(match.before, 200)[-40:], safe_text(match.after, 40)
-    # `safe_text` has stripped the white space around the match.
+    # `safe_text` strips the white space around the match.
     before += " " if match.before[-1:].isspace() else ""
     after = f" {after}" if match.after[:1].isspace() else after
     # `rest`: the match is in a document that began in the shard before.
@@ -187,7 +182,7 @@ def _histogram_lines(found: TokenStatistics) -> list[str]:
 
 
 def _spell(token: int, vocabulary: Vocabulary) -> str:
-    """Return a token as an ASCII Python literal: white space is visible; control characters, and bytes that are no
-    whole character, are escaped."""
+    """Return a token as an ASCII Python literal, which shows white space and escapes control characters and bytes that
+    are no whole character."""
     data = decode(np.array([token], vocabulary.dtype), vocabulary)
     return ascii(data.decode("utf-8", "backslashreplace"))

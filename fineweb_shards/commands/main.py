@@ -1,7 +1,7 @@
 """The command `fineweb-shards`: import the subcommand's module, parse its flags, run it, and print errors.
 
-Only the module of the requested subcommand is imported, so that `--help` and `status` are quick, and a worker, which
-imports the main module, starts without any of them.
+Only the requested subcommand's module is imported: `--help` and `status` are quick, and a worker, which imports the
+main module, loads none.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from pathlib import Path
 
 from fineweb_shards import __version__
 from fineweb_shards.commands.arguments import CommandParser, check_subcommand
-from fineweb_shards.errors import Interrupted, NoMatch, NoTrainingError, ReaderGone, ShardError, WorkerError
+from fineweb_shards.errors import Interrupted, NoMatch, NoTrainingError, ReaderGone, ShardError, UsageError, WorkerError
 from fineweb_shards.storage.local import Pipe
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.machine import check_address_space
 from fineweb_shards.system.shell_commands import PROGRAM, program, take_typed_command
 from fineweb_shards.system.signals import ignore_signals, raise_interrupts, stop_with_caller
-from fineweb_shards.system.standard_streams import prepare_streams
+from fineweb_shards.system.standard_streams import ignore_closed_output, prepare_streams
 from fineweb_shards.watching.screen import print_error, put_json
 
 SUBCOMMANDS = {
     "build": "make the shards, or resume an interrupted build",
     "plan": "show what a build would do, without writing anything",
     "verify": "check every shard of a folder against its manifest",
-    "status": "show how far a run is, from any terminal",
-    "report": "make the page about a folder again",
+    "status": "show the progress of a run, from any terminal",
+    "report": "recreate the report page of a folder",
     "export": "copy finished shards into another layout, or mix those of several folders, without tokenizing",
-    "inspect": "look into shards: figures, documents, a search",
+    "inspect": "look into shards: statistics, documents, text search",
 }
 MODULES = {"build": "build", "plan": "build", "inspect": "inspect"}  # all others: folders
 EXAMPLES = {
     "build": (
-        "build demo  # a small one, in out/demo",
+        "build demo  # a small sample, into out/demo",
         "build sample-10BT --out shards",
         "build 'data/*.parquet' --out shards --max-tokens 1B --layout llm.c",
         "build --dataset HuggingFaceFW/fineweb-edu --name sample-10BT --out shards",
@@ -75,14 +75,15 @@ def run_command(arguments: list[str] | None) -> int:
         options = parse(words)
         as_json = getattr(options, "json", False)
         if arguments is None:  # the process ends with the command
-            # What is loaded by now is no garbage: looking through it takes 20 ms, and 60 at the end.
-            gc.freeze()
+            gc.freeze()  # nothing loaded so far is garbage: scanning it takes 20 ms, and 60 at exit
             raise_interrupts()
             if typed.caller is not None:
                 stop_with_caller(typed.caller)
                 Pipe.has_end_mark = typed.gives_documents
         options.resume, options.for_library = typed.resume(), typed.caller is not None
         options.reads_once = typed.gives_documents
+        if words[0] not in ("inspect", "plan", "status"):  # which only print
+            ignore_closed_output()
         code: int | None = options.run(options)
         sys.stdout.flush()
     except Interrupted as stop:
@@ -98,8 +99,10 @@ def run_command(arguments: list[str] | None) -> int:
     except (ShardError, MemoryError, OSError) as raised:
         error = user_error(raised)
         if isinstance(error, NoTrainingError):
-            command = error.flags if typed.caller is not None else typed.with_flags(error.flags)
-            error.hint = f"Say how much is for validation: {command}"
+            command = error.flags if typed.caller is not None else f"{typed.resume()} {error.flags}"
+            error.hint = f"Set how much is for validation: {command}"
+        if error.hint == UsageError.hint:
+            error.hint = error.hint.replace(" build ", f" {words[0]} ")
         error.hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that it can be pasted
         put_error(error, as_json=as_json)
         if typed.caller is None:
@@ -111,7 +114,7 @@ def run_command(arguments: list[str] | None) -> int:
 
 
 def user_error(error: ShardError | MemoryError | OSError) -> ShardError:
-    """Return what a user is told of an error; raise it again if it is none that a user can mend."""
+    """Return an error as shown to the user; re-raise one that the user can't fix."""
     if isinstance(error, ShardError):
         return error
     if isinstance(error, MemoryError):
@@ -122,7 +125,7 @@ def user_error(error: ShardError | MemoryError | OSError) -> ShardError:
 
 
 def put_error(error: ShardError | Interrupted, *, as_json: bool) -> None:
-    """Print how the command ends as a line of JSON, if that is asked for."""
+    """With `as_json`, print how the command ends as a line of JSON."""
     if as_json:
         name, hint = type(error).__name__, getattr(error, "hint", "")
         values = {"type": name, "exit_code": error.exit_code, "message": error.message, "hint": hint}
@@ -130,19 +133,19 @@ def put_error(error: ShardError | Interrupted, *, as_json: bool) -> None:
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """Parse the command line; `run` in the result is the function of its subcommand."""
+    """Parse the command line; `run` in the result is the subcommand's function."""
     check_subcommand(words, SUBCOMMANDS)
     parser, subcommands = make_parsers(name for name in SUBCOMMANDS if name == words[0])
-    # Call the subcommand's own parser directly: the main one would look for its own flags among the values.
+    # The subcommand's parser directly: the main one would look for its own flags among the values.
     return subcommands[words[0]].parse_args(words[1:]) if subcommands else parser.parse_args(words)
 
 
 def make_parsers(names: Iterable[str]) -> tuple[CommandParser, dict[str, CommandParser]]:
-    """Make the parser of the command, and those of the named subcommands with their flags."""
+    """Return the command's parser, and the named subcommands' parsers with their flags."""
     parser = CommandParser(
         prog=PROGRAM,
         description="Text to token shards for GPT trainers: exact, bounded in memory, resumable, fast.",
-        epilog=f"`{PROGRAM} SUBCOMMAND --help` shows its flags, and examples.",
+        epilog=f"`{PROGRAM} SUBCOMMAND --help` shows the flags of a subcommand, and examples.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(metavar="SUBCOMMAND", title="subcommands", required=True)
@@ -154,4 +157,6 @@ def make_parsers(names: Iterable[str]) -> tuple[CommandParser, dict[str, Command
         module = import_module(f"{__package__}.{MODULES.get(name, 'folders')}")
         subcommand.set_defaults(run=getattr(module, f"run_{name}"), subcommand=name)
         getattr(module, f"add_{name}_flags")(subcommand)
+        if name not in ("build", "report"):  # build has a flag of its own, report prints only a path
+            subcommand.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser, chosen

@@ -1,11 +1,11 @@
 """Interpret the words after a subcommand: a bundled sample, a TOML file, input, or an output folder.
 
 A sample's name (`demo`, `sample-10BT` and so on) means the sample, whatever is in the current folder: the same command
-must mean the same thing when it is typed again. For subcommands that look at an output folder, though, an existing one
-has precedence.
+must always mean the same thing. For subcommands that take an output folder, though, an existing folder of that name has
+precedence.
 
-There is one copy of the samples, the folder `configs` of the project. A wheel has it inside the package (see
-pyproject.toml); in a checkout, and so in an editable install, it lies beside the package.
+The samples exist once, in the project's folder `configs`. A wheel maps it into the package (see pyproject.toml); in a
+checkout, and so in an editable install, it is beside the package.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def read_config(options: argparse.Namespace) -> Config:
-    """Return the settings that the options of `build` or `plan` give."""
+    """Return the settings from the options of `build` or `plan`."""
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Config)}
     config, inputs = split_targets(options.targets, options.config)
     if inputs and given["input"]:
         raise UsageError(
-            f"The input is named twice: {inputs[0]} and --input {given['input'][0]}.",
-            "Use one of the two ways.",
+            f"The input is given twice: {inputs[0]} and --input {given['input'][0]}.", "Use only one of them."
         )
     if not any([config, inputs, given["input"], given["dataset"], given["parts"], given["out"]]):
         raise UsageError(
@@ -56,9 +55,9 @@ def read_config(options: argparse.Namespace) -> Config:
 
 @cache
 def bundled_configs() -> dict[str, Path]:
-    """Return the bundled configs: name to file."""
+    """Return the files of the bundled configs, by name."""
     places = [_PACKAGE / "configs"]
-    if (_PACKAGE.parent / "pyproject.toml").is_file():  # else that folder belongs to another package
+    if (_PACKAGE.parent / "pyproject.toml").is_file():  # else a `configs` there belongs to another package
         places.append(_PACKAGE.parent / "configs")
     return {path.stem: path for place in places for path in sorted(place.glob("*.toml"))}
 
@@ -67,17 +66,17 @@ def split_targets(targets: list[str], config: str | None) -> tuple[Path | None, 
     """Divide the targets into a config and inputs; check that the inputs may exist."""
     configs = [word for word in targets if is_config(word)]
     if config is not None and configs:
-        raise UsageError(f"The config is named twice: {configs[0]} and --config {config}.", "Name one of the two.")
+        raise UsageError(f"The config is given twice: {configs[0]} and --config {config}.", "Use only one of them.")
     if configs and len(targets) > 1:
         other = next(word for word in targets if word is not configs[0])
         raise UsageError(
-            f"{configs[0]} {other}: a sample or a TOML file stands alone.",
+            f"{configs[0]} {other}: a sample or TOML file must be the only target.",
             f"To read other files with its settings: {configs[0]} --input {other}",
         )
     if configs:
         name = configs[0]
         if name in bundled_configs() and Path(name).exists() and not is_build_folder(Path(name)):
-            LineScreen().warn(f"note: {name} is the sample of that name; what lies here is ./{name}")
+            LineScreen().warn(f"note: {name} means the sample; to use the file or folder here, write ./{name}")
         return find_config(name), []
     for word in targets:
         _check_exists(word)
@@ -90,17 +89,17 @@ def is_config(word: str) -> bool:
 
 
 def read_store(word: str) -> Store:
-    """Return the output that a word means: where it is, or the sample or TOML file it was built with."""
+    """Return the output that a word means: its address, or the sample or TOML file it was built with."""
     if is_url(word):
         return open_store_to_read(word, WaitsOnScreen(LineScreen()))
     folder = Path(os.path.expanduser(word))
     if is_config(word) and not is_build_folder(folder):
         config = load_config(find_config(word), {})
         if not config.out:
-            raise UsageError(f"{word}: there is no output folder in it.", "Name the folder itself.")
+            raise UsageError(f"{word}: the file sets no output folder.", "Name the folder itself.")
         return open_store_to_read(config.out, WaitsOnScreen(LineScreen()))
     if not os.path.exists(folder) and (meant := closest(word, bundled_configs())):
-        raise OutputError(f"{word}: there is no such folder or sample.", f"Did you mean {meant}?")
+        raise OutputError(f"{word}: no such folder or sample.", f"Did you mean {meant}?")
     return FolderStore(folder)
 
 
@@ -110,23 +109,19 @@ def is_build_folder(folder: Path) -> bool:
 
 
 def _check_exists(word: str) -> None:
-    """Raise InputError for a word that is probably a misspelt sample or a dataset. Other wrong paths are reported
-    later, when the files are searched."""
+    """Raise InputError for a word that is probably a misspelt sample or a dataset. Discovery reports other missing
+    files later."""
     if not word:
-        raise InputError("'': the input's name is empty.", "Is a variable of the shell not set?")
+        raise InputError("'': the name of the input is empty.", "Is a shell variable unset?")
     path = Path(os.path.expanduser(word))
     if word == "-" or os.path.lexists(path) or glob.has_magic(word) or "{stdlib}" in word:
         return
     if path.name == word and not path.suffix:
-        raise InputError(
-            f"{word}: there is no such sample, file or folder.",
-            suggest(word, bundled_configs(), samples_hint()),
-        )
+        hint = suggest(word, bundled_configs(), samples_hint())
+        raise InputError(f"{word}: no such sample, file or folder.", hint)
     if _DATASET.fullmatch(word) and not path.suffix:
-        raise InputError(
-            f"{word}: no such file or folder.",
-            f"If it is a dataset on the Hugging Face hub: --dataset {word}",
-        )
+        hint = f"If it is a dataset on the Hugging Face hub: --dataset {word}"
+        raise InputError(f"{word}: no such file or folder.", hint)
 
 
 def find_config(text: str) -> Path:

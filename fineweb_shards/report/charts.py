@@ -1,8 +1,8 @@
 """Describe charts by values in the units of their axes, and compute pixels; `chart.html` writes them as SVG.
 
 The page needs only three kinds of charts, too few for a library. Colours come from the page's style sheet, so that dark
-mode works and the Content-Security-Policy needs to allow only one style sheet. Phones scroll charts, because they
-would be illegible when scaled down.
+mode works and the Content-Security-Policy allows only that one. Phones scroll charts, which would be illegible when
+scaled down.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Chart:
 
 
 def make_columns(title: str, names: Sequence[str], values: Sequence[float], show: Callable[[float], str]) -> Chart:
-    """Make a chart with a column for each value, with names below as far as there is room."""
+    """Make a chart with a column for each value, and below it as many names as fit."""
     columns = [
         Stretch(place + _COLUMN_SPACE, place + 1 - _COLUMN_SPACE, value, f"{name}: {show(value)}")
         for place, (name, value) in enumerate(zip(names, values, strict=True))
@@ -97,7 +97,7 @@ def stack_shares(title: str, names: Sequence[str], rows: Sequence[Sequence[int]]
         areas.append((name, outline))
         below = above
     limits = [Stretch(0, places[-1], 100 * value) for value in list(accumulate(wanted))[:-1]]
-    # The last label is the end of the stream; leave room for it.
+    # Leave room for the last label, the end of the stream.
     inner = [step for step in round_steps(places[-1]) if step < 0.94 * places[-1]]
     labels = [(place, show_count(place)) for place in (*inner, places[-1])]
     return Chart("shares", title, "{:.0f} %".format, places[-1], labels, limits=limits, areas=areas)

@@ -23,7 +23,7 @@ LEFT_OUT = (
     ("skipped_documents", "Skipped", "document", " without a text (null)"),
     ("replaced_characters", "Replaced by U+FFFD", "invalid character", ""),
     ("bad_parts", "Left out", "damaged part", " (files, row groups or lines)"),
-    ("token_count_mismatches", "Another token_count than ours", "document", ""),
+    ("token_count_mismatches", "Different token_count in the source", "document", ""),
     ("quarantined_documents", "Left out", "document", " that could not be encoded"),
     ("filtered_documents", "Left out by --where", "document", ""),
     ("unknown_documents", "Left out", "document", " without a value that --where needs"),
@@ -56,7 +56,7 @@ def list_parts(facts: Facts) -> Section | None:
     table = Table({"part": "part", "input": "text", **numbers, "epoch": "name"}, rows)
     if manifest.is_shuffled:  # then every shard is a random sample of the mix
         return {"table": table, "chart": None}
-    # Records of the same checkpoint, and of validation files, repeat the previous counts.
+    # Records of one checkpoint, and of validation files, repeat the previous counts.
     taken = (tuple(part.tokens for part in record.taken) for record in manifest.shards)
     counts = [*dict.fromkeys([(0,) * len(shares), *taken])]
     last = len(counts) - 1
@@ -114,13 +114,13 @@ def list_tokens(facts: Facts) -> Section | None:
 
 
 def describe_basis(facts: Facts) -> str:
-    """Return a sentence about which tokens were counted."""
+    """Return a sentence that says which tokens were counted."""
     figures, manifest = facts.figures, facts.status.manifest
     if figures.whole:
         counted = f"Counted over all {figures.statistics.tokens:,} tokens of the finished shards"
         in_order = manifest is None or manifest.split_rule.is_in_order
-        return f"{counted}." if in_order else f"{counted}, without documents that run from one into the next."
-    return f"Counted over a sample of {show_count(figures.statistics.tokens)} tokens, from shards all over the folder."
+        return f"{counted}." if in_order else f"{counted}, without documents that continue in the next shard."
+    return f"Counted over a sample of {show_count(figures.statistics.tokens)} tokens, taken throughout the folder."
 
 
 def _figures(facts: Facts) -> TokenStatistics | None:
@@ -169,7 +169,7 @@ def list_shards(facts: Facts) -> Section | None:
     ]
     notes = []
     if count > _SHOWN_SHARDS:
-        notes.append(f"The last {_SHOWN_SHARDS:,} of {count:,}; all are in manifest.json.")
+        notes.append(f"The last {_SHOWN_SHARDS:,} of {count:,}; manifest.json has all of them.")
     short = last_tokens < manifest.settings["shard_tokens"] and not manifest.layout.one_file
     if manifest.complete and short:
         notes.append(f"The last shard holds the rest, {last_tokens:,} tokens: that is expected.")

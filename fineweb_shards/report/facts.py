@@ -41,7 +41,7 @@ class Facts:
 
 
 def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
-    """Read the files of a folder. If a shard is damaged or unreadable, the page has no statistics. `alive` is whether a
+    """Read the files of a folder. If a shard is damaged or unreadable, the page has no statistics. `alive`: whether a
     run is active there, if known."""
     status, history = read_status(store, alive=alive), load_history(store.folder)
     if status.manifest is None or not status.manifest.shards:

@@ -1,5 +1,5 @@
-"""Make the report's sections about the runs: the state and a few key figures, the list of runs (start, end, results,
-waits), and charts of speed and memory over time, with waits and faults."""
+"""Make the report's sections about the runs: state and key figures, the list of runs (start, end, results, waits), and
+charts of speed and memory over time, with waits and faults."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def list_runs(facts: Facts) -> Section | None:
     runs, manifest = facts.history.runs[-_SHOWN_RUNS:], facts.status.manifest
     if not runs:
         return None
-    # Tokens that a run has left in finished shards or recorded piles: the next run began after them.
+    # The tokens that a run left in finished shards or recorded piles; the next run began after them.
     ends = [after.first_tokens for _, after in pairwise(runs)]
     ends.append(manifest.tokens + manifest.piled_tokens if manifest is not None else runs[-1].first_tokens)
     kept = [(run, max(0, end - run.first_tokens)) for run, end in zip(runs, ends, strict=True)]

@@ -63,7 +63,7 @@ class Sink(io.RawIOBase):
             if self.strict:
                 self.silent = True  # so that the flush at exit does not raise again
                 if isinstance(error, BrokenPipeError):
-                    raise ReaderGone from None
+                    raise ReaderGone("") from None
                 message = f"standard output can't be written: {error.strerror}."
                 raise OutputError(message, "Redirect it elsewhere.") from None
         return size

@@ -1,11 +1,11 @@
 """Watch a run once a second, from a thread: update the screen, and the files for `status`.
 
-It never disturbs the run: a write that fails, for example on a full disk, is left out and tried again the next time it
-is due. The report, and the statistics in it, have a thread of their own, because both read shards: a bucket, or a disk,
-that says nothing keeps that thread waiting, but neither the screen nor the heartbeat.
+It never disturbs the run: a failed write, for example on a full disk, is skipped until the next one is due. The report
+is written by a separate thread, because it reads shards: a bucket or disk that hangs delays neither the screen nor the
+heartbeat.
 
-A monitor needs workers and files. Before there are any, while the hub or a bucket is asked for its files, a
-StartObserver records the waits: the log and `status` would know nothing of an outage, which may last for an hour.
+A monitor needs workers and files. Before that, while the hub or a bucket lists its files, a StartObserver records
+waits, so that the log and `status` show an outage, which may last an hour.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ REPORT_EVERY_SECONDS = 60.0
 _FIRST_REPORT_SECONDS = 5.0  # not while the workers start
 _LONGEST_JOIN_SECONDS = 3.0
 _LONGEST_JOIN_AFTER_ERROR_SECONDS = 1.0
-_LONGEST_LAST_SECONDS = 3.0  # for an answer, when the run ends with an error
+_LONGEST_LAST_SECONDS = 3.0  # for a response, when the run ends with an error
 
 
 @dataclass(eq=False)
 class Monitor:
-    """Watches one run. A context manager around the whole run, so that it also records how the run ends.
+    """Watches one run. A context manager around the whole run, which also records how it ends.
 
-    `write_report` (with the keyword `alive`) and `closing_lines` are given, because this package may not import
+    `write_report` (with the keyword `alive`) and `closing_lines` are arguments because this package must not import
     `report`.
     """
 
@@ -56,7 +56,7 @@ class Monitor:
         self._began = self._last_look = time.monotonic()
         self._last_tokens = self.progress.tokens + self.progress.other_pass_tokens
         self._earlier_peak_bytes = 0
-        self._next_time = {"report": self._began + _FIRST_REPORT_SECONDS}  # at which something is due
+        self._next_time = {"report": self._began + _FIRST_REPORT_SECONDS}  # when each is due
         self._reported_failures: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=[self._update], name="monitor", daemon=True)
@@ -66,22 +66,22 @@ class Monitor:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory of all processes together."""
+        """The peak memory of all processes together."""
         return max(self._earlier_peak_bytes, self.executor.peak_bytes)
 
     def replace_executor(self, executor: Executor, *, is_remote: bool) -> None:
-        """Watch another executor from now on, that of the second pass of a shuffle, which has a speed of its own."""
+        """From now on watch the executor of a shuffle's second pass, whose speed is measured separately."""
         self._earlier_peak_bytes = self.peak_bytes
         self.executor, self.is_remote = executor, is_remote
         self._speed, self._fetch_speed = Speedometer(), Speedometer()
 
     def __enter__(self) -> Monitor:
-        # At once, because the heartbeat of the previous run must not be taken for this one's.
+        # At once, so that nobody takes the previous run's heartbeat for this one's.
         try:
             self._attempt(lambda: self._write_heartbeat(self._take_snapshot(State.STARTING, "")))
             self._thread.start()
             self._report_thread.start()
-        except BaseException as error:  # interrupted: that is how the run has ended
+        except BaseException as error:  # interrupted: record that end
             self.__exit__(type(error), error, None)
             raise
         return self
@@ -97,8 +97,7 @@ class Monitor:
         self.progress.history.end_run(ending)
         self._attempt(lambda: self._write_heartbeat(last, exit_code_of(error)))
         self._attempt(lambda: self.progress.history.save(self.output.folder))
-        # After an error nothing is waited for: it may be that the shards can't be read, and somebody has pressed Ctrl-C
-        # because of that.
+        # After an error, don't wait: perhaps the user pressed Ctrl-C because the shards can't be read.
         if self._report_thread.is_alive():
             self._report_thread.join(_LONGEST_JOIN_AFTER_ERROR_SECONDS if error else _LONGEST_JOIN_SECONDS)
         if error is not None:
@@ -108,7 +107,7 @@ class Monitor:
             self._attempt(self._show_closing_lines)
 
     def _show_closing_lines(self) -> None:
-        """Show waits and the report's path after a run that failed; a complete run's summary has them."""
+        """Show waits and the report's path after a failed run; the summary of a complete run has them."""
         for line in self.closing_lines(self.progress.history.runs[-1]):
             self.progress.screen.say(line)
 
@@ -117,10 +116,10 @@ class Monitor:
             self._attempt(update)
 
     def _update(self) -> None:
-        """Take a snapshot, and update what is shown and written."""
+        """Take a snapshot, and update the screen and the files."""
         progress = self.progress
         snapshot = self._take_snapshot(*self._state())
-        # Speed and waiting time. If one worker waits and others make tokens, that counts as work.
+        # If one worker waits and others make tokens, that counts as work.
         now, made = time.monotonic(), snapshot.processed_tokens > self._last_tokens
         waiting = snapshot.state == State.WAITING
         if waiting and not made:
@@ -151,13 +150,13 @@ class Monitor:
         return due
 
     def _attempt(self, write: Callable[[], object]) -> None:
-        """Call `write`. An error in it, be it a full disk or a bug here, must not end the run or the monitoring: it is
-        logged, the same one only once."""
+        """Call `write`. An error in it, be it a full disk or a bug, must not end the run or the monitoring: it is
+        logged, once."""
         try:
             write()
         except BaseException as error:
             if isinstance(error, Interrupted) and not self._ended.is_set():
-                raise  # but not in __exit__, where the run ends anyway and the last files are to be written
+                raise  # not in __exit__: the run ends anyway, and the last files must be written
             failure = f"the monitor could not write: {type(error).__name__}: {error}"
             if failure not in self._reported_failures:
                 self._reported_failures.add(failure)
@@ -174,7 +173,7 @@ class Monitor:
 
     def _take_snapshot(self, state: str, reason: str) -> Snapshot:
         progress, executor = self.progress, self.executor
-        number, tokens, other = progress.pass_number, progress.tokens, progress.other_pass_tokens  # of one moment
+        number, tokens, other = progress.pass_number, progress.tokens, progress.other_pass_tokens  # read together
         expected = progress.expected_tokens() if state != State.COMPLETE else tokens
         speed, working = self._speed.per_second, state in (State.FETCHING, State.ENCODING)
         return Snapshot(
@@ -206,7 +205,7 @@ class Monitor:
 
 
 def _describe_end(error: BaseException | None) -> tuple[State, str, str]:
-    """Return the last state, its reason, and how the run ended for the report's list of runs."""
+    """Return the last state, its reason, and the ending for the report's list of runs."""
     if error is None:
         return State.COMPLETE, "", State.COMPLETE
     if isinstance(error, Interrupted):
@@ -221,8 +220,8 @@ def _describe_end(error: BaseException | None) -> tuple[State, str, str]:
 
 @dataclass(eq=False)
 class StartObserver(Observer):
-    """Passes everything on, and records waits. A context manager around what is done before the run; nothing is written
-    if it does not wait."""
+    """Passes everything on, and records waits. A context manager around the work before a run; writes nothing unless
+    that work waits."""
 
     shown: Observer
     folder: Path
@@ -281,6 +280,6 @@ class StartObserver(Observer):
             state, reason, tokens=done, resumed_tokens=done, shard_size_tokens=self.shard_tokens,
             elapsed_seconds=now - self.invocation.started,
         )  # fmt: skip
-        # A folder that can't be written is an error of the run itself, not of those who watch it.
+        # The run itself will report a folder that can't be written.
         with contextlib.suppress(OSError):
             Heartbeat(now, self.invocation, snapshot, exit_code).save(self.folder)

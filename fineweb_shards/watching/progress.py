@@ -1,9 +1,8 @@
 """Keep the progress of a run: updated by the run itself, read by the monitor.
 
 As the run's observer it also passes events on to the log, the history and the screen. It estimates how many tokens the
-run will make, and how long it will take: the plan's number of tokens is a guess from a small sample of the input,
-unless `token_count` gives it. While the run reads, the guess is replaced by what was measured: the tokens made from the
-share of the input read.
+run will make, and how long that will take. Unless `token_count` is known, the plan's number of tokens is a guess from a
+small sample of the input; as the run reads, the tokens made from the share of the input read so far replace it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fineweb_shards.watching.screen import Screen
 from fineweb_shards.watching.shares import find_shares
 
 ReadShare = Callable[[Cursors], float | None]
-# The plan's guess has the weight of a measurement over this share of the input.
+# The plan's guess weighs as much as a measurement over this share of the input.
 _GUESS_SHARE = 0.03
 WINDOW_SECONDS = 300.0
 
@@ -39,8 +38,8 @@ class Total:
     def tokens(self, done_tokens: int, read_tokens: int, read_share: float | None) -> int | None:
         """Return the expected number of tokens; None if nothing is known.
 
-        `read_tokens` were made from `read_share` of the input; the rest of `done_tokens` from the file or row group
-        after it, of which only the beginning was read.
+        `read_tokens` were made from `read_share` of the input; the rest of `done_tokens` from the beginning of the next
+        file or row group.
         """
         if self.planned_tokens is None:
             return None
@@ -63,13 +62,13 @@ class Speedometer:
         self._work_seconds = 0.0
 
     def add(self, now_seconds: float, amount: int, *, working: bool) -> None:
-        """Record the amount reached by now; to be called about once a second."""
+        """Record the amount reached by now; call it about once a second."""
         if self._last is None:
             self._last = (now_seconds, amount)
             return
         last_seconds, last_amount = self._last
         self._last = (now_seconds, amount)
-        if not self._marks:  # measure from the first increase on: before it the workers were starting
+        if not self._marks:  # measure from the first increase on: until then the workers start
             if amount > last_amount:
                 self._marks.append((0.0, amount))
             return
@@ -97,7 +96,7 @@ def seconds_left(done_tokens: int, expected_tokens: int | None, per_second: floa
 
 
 class Progress(Observer):
-    """What a run has done, what is expected, and what it waits for."""
+    """What a run has done, what it will probably make, and what it waits for."""
 
     def __init__(
         self,
@@ -131,26 +130,26 @@ class Progress(Observer):
             self.begin_pass(begun)
 
     def expect(self, total: Total, read_share: ReadShare, planned_tokens: Sequence[int | None] = ()) -> None:
-        """Set the estimate of the stream; `read_share` returns how much of the input is before a place,
-        `planned_tokens` is what each part of it has. The second pass of a shuffle reads piles, and knows its length."""
+        """Set the estimate of the stream. `read_share` returns the share of the input before a place, `planned_tokens`
+        has the tokens of each part. The second pass of a shuffle, which reads piles, knows its length."""
         if self.pass_number != 2:
             self.total, self._read_share, self.planned_tokens = total, read_share, planned_tokens
 
     def begin_pass(self, manifest: Manifest) -> None:
-        """Begin with what the manifest has; in a shuffle with that of the pass it is in."""
+        """Begin with what the manifest records; in a shuffle, of the current pass."""
         number, tokens, other = manifest.pass_number, manifest.tokens, manifest.piled_tokens
         if number == 2:
             self.total, self._read_share = Total(other, exact=True), lambda places: None
         self._places, self._mixed = manifest.end, manifest.mixed
         if number == 1:
             tokens, other, self._places = other, tokens, manifest.input_end
-        # At once, for the monitor's thread.
+        # Together, for the monitor's thread.
         self.pass_number, self.tokens, self.other_pass_tokens, self.resumed_tokens = number, tokens, other, tokens
         self.shard_tokens = 0
 
     def advance(self, tokens: int, shard: int, places: Cursors, taken: tuple[Taken, ...] = ()) -> None:
-        """Add `tokens` that were packed into a shard, or put into piles; the stream has now reached `places`; `taken`
-        is what a mix has taken from its parts by then."""
+        """Add `tokens` packed into a shard or put into piles. The stream has now reached `places`; by then a mix has
+        taken `taken` from its parts."""
         if shard != self.shard:
             self.shard, self.shard_tokens = shard, 0
         self.tokens += tokens
@@ -179,14 +178,14 @@ class Progress(Observer):
 
     @property
     def verified_shards(self) -> int:
-        """The number of files of which every record was read back."""
+        """The number of files whose records were all read back."""
         records = Counter(record.name for record in self.records[:])
         with self._lock:
             return sum(count == records[name] for name, count in self._verified.items())
 
     @property
     def shares(self) -> tuple[PartShare, ...]:
-        """What a mix has taken from its parts so far; nothing if it is none."""
+        """What a mix has taken from its parts so far; empty without a mix."""
         return find_shares(self._parts, *self._mixed)
 
     @property
@@ -201,12 +200,12 @@ class Progress(Observer):
 
     @property
     def work_seconds(self) -> float:
-        """The same without the time in which it only waited."""
+        """The same without the time in which the run only waited."""
         return max(0.0, self.seconds - self.waited_seconds)
 
     @property
     def waits(self) -> str:
-        """The reasons of all waits now; empty if there is none."""
+        """The reasons of all current waits; empty if there is none."""
         with self._lock:
             return "; ".join(self._waits.values())
 
@@ -217,7 +216,7 @@ class Progress(Observer):
         return self.total.tokens(tokens, read, self._read_share(places) if self.begun else None)
 
     def seconds_left(self, expected_tokens: int | None, per_second: float | None) -> float | None:
-        """Return how long the rest takes, in the first pass of a shuffle with the second one; None if unknown."""
+        """Return how long the rest takes, including a shuffle's second pass; None if unknown."""
         left = seconds_left(self.tokens, expected_tokens, per_second)
         if left is None or self.pass_number != 1 or expected_tokens is None or not per_second:
             return left

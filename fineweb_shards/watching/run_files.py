@@ -1,13 +1,13 @@
-"""What a run tells about itself, in files of its work folder. None is a checkpoint: no run depends on them.
+"""The files in which a run describes itself, in its work folder. None is a checkpoint: no run depends on them.
 
-- `log.txt` has a line per event with its time, for a person to read the next morning. A full log becomes
-  `log.old.txt`, replacing the one before.
-- `heartbeat.json` is the state of the run, for `status` and the report. It is replaced every few seconds,
-  without fsync: after a crash it may be old, and then the folder's lock shows that no run is active. What it
-  has of the run, a `Snapshot`, is also shown on the screen.
-- `history.json` has all runs of the folder, for the report: speed and memory over time, waits, faults, and a
-  record per run: when it began and ended, how, what it made, what it waited for. When there are too many
-  points every second one is removed, so that three days take no more space than an hour.
+- `log.txt` has a line per event with its time, for people to read the next morning. A full log becomes `log.old.txt`,
+  replacing the previous one.
+- `heartbeat.json` is the state of the run, for `status` and the report. It is replaced every few seconds, without
+  fsync: after a crash it may be old, but the folder's lock shows that no run is active. The screen shows the same
+  `Snapshot`.
+- `history.json` has all runs of the folder, for the report: speed and memory over time, waits, faults, and a record of
+  each run: when it began, when and how it ended, what it made, what it waited for. When there are too many points,
+  every second one is removed, so that three days take no more space than an hour.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _FIRST_INTERVAL_SECONDS = 1.0
 _MARK_CHARACTERS = 300
 WAIT = "wait"
 
-# What a token costs in the second pass of a shuffle, where it costs 1 in the first one: by processor time 0.29 with
-# gigatoken. Where the first one waits for a network, or for a slow engine, it costs less: about 6 ns with two workers.
+# The cost of a token in the second pass of a shuffle, if it is 1 in the first: 0.29 of the processor time with
+# gigatoken. After a first pass that waits for a network or a slow engine it is less: about 6 ns with two workers.
 SECOND_PASS_COST, _SECOND_PASS_SECONDS = 0.35, 15e-9
 PASS_NAMES = ("", "pass 1 of 2: piles", "pass 2 of 2: shards")  # of a shuffle
 
 
 def second_pass_seconds(tokens: int, first_per_second: float) -> float:
-    """Return how long the second pass of a shuffle takes for so many tokens, given the speed of the first one."""
+    """Return how long the second pass of a shuffle takes for this many tokens, given the speed of the first."""
     return tokens * min(SECOND_PASS_COST / first_per_second, _SECOND_PASS_SECONDS)
 
 
@@ -76,7 +76,7 @@ class EventLog:
         self._lock = threading.Lock()
 
     def write(self, event: Event) -> None:
-        """Append a line. If that fails, it is written together with the next one."""
+        """Append a line. If that fails, the next call writes it too."""
         text = printable(event.text).replace("\n", " | ")
         if len(text) > _LINE_CHARACTERS:
             text = text[: _LINE_CHARACTERS - 1] + "…"
@@ -92,13 +92,13 @@ class EventLog:
         except ForeignFileError as error:
             if error.errno != errno.EMLINK:
                 raise
-            descriptor = self._open_next()  # somebody keeps a hard link to it, which must not change
+            descriptor = self._open_next()  # it has another hard link, which must not change
         try:
             if os.fstat(descriptor).st_size + len(data) > MAXIMUM_LOG_BYTES:
                 full, descriptor = descriptor, self._open_next()
                 os.close(full)
             written = os.write(descriptor, data)
-            if written < len(data):  # the disk is full: remove the part, or it would be written twice
+            if written < len(data):  # the disk is full: remove the part, or it would appear twice
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
                 return
         finally:
@@ -125,7 +125,7 @@ def last_lines(folder: Path, count: int) -> list[str]:
 
 
 class State(StrEnum):
-    """What a run does."""
+    """What a run is doing."""
 
     STARTING = "starting"
     FETCHING = "fetching"  # and encoding: the input is on the hub
@@ -139,24 +139,24 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartShare:
-    """How much of a mix comes from one of its parts, without files that are for validation only."""
+    """How much of a mix comes from one of its parts, without the files of --val-input."""
 
     label: str
     tokens: int  # EOTs included
     documents: int
     share: float  # of the tokens, from 0 to 1
     requested_share: float  # by the weights
-    epoch: int  # the one that is being read, from 1
+    epoch: int  # the current one, from 1
     epochs: int  # after which the part is exhausted
     exhausted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that is shown about a run. Tokens are counted over all runs in the folder; in a shuffle they are those
-    of one pass."""
+    """Everything that is shown about a run. Tokens are counted over all runs in the folder, in a shuffle over those of
+    the current pass."""
 
-    state: str  # a State, or what another version calls one
+    state: str  # a State, perhaps of another version
     reason: str
     tokens: int = 0
     expected_tokens: int | None = None
@@ -179,12 +179,12 @@ class Snapshot:
     nodes: int = 0  # of a cluster; 0: all workers are on this machine
     parts: tuple[PartShare, ...] = ()  # of a mix
     pass_number: int = 0  # of a shuffle, 1 or 2; 0: there is only one
-    other_pass_tokens: int = 0  # done of the other pass: of the first one all, of the second one mostly none
+    other_pass_tokens: int = 0  # done in the other pass: all of the first, usually none of the second
 
     @property
     def share(self) -> float | None:
-        """The share of the work that is done, from 0 to 1, in both passes of a shuffle; None if the length of the
-        stream is unknown."""
+        """The share of the work done, from 0 to 1, in both passes of a shuffle; None if the stream's length is
+        unknown."""
         if not self.expected_tokens:
             return None
         if not self.pass_number:
@@ -201,13 +201,13 @@ class Snapshot:
 
     @property
     def pass_name(self) -> str:
-        """What the pass of a shuffle is called; empty if there is only one."""
+        """The name of the current pass of a shuffle; else empty."""
         return PASS_NAMES[self.pass_number]
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """How a run was started: what is needed to start it again."""
+    """How a run was started, and so how to start it again."""
 
     command: str
     folder: str  # the current folder when it was typed
@@ -218,7 +218,7 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A snapshot, the time it was taken, and the run it is of."""
+    """A snapshot of a run, and the time it was taken."""
 
     written: float  # seconds since 1970
     invocation: Invocation
@@ -229,8 +229,8 @@ class Heartbeat:
         return {"format": _HEARTBEAT_FORMAT, **asdict(self)}
 
     def save(self, folder: Path) -> None:
-        """Write it to the output folder; may raise OSError. On a full disk, overwrite the old file in place: that takes
-        no new space, and `status` must be able to show that the disk is full."""
+        """Write it to the output folder; may raise OSError. On a full disk, overwrite the old file in place, which
+        needs no space, so that `status` can show the full disk."""
         path = folder / WORK_FOLDER / HEARTBEAT_NAME
         data = json.dumps(self.to_json(), indent=1).encode().ljust(_HEARTBEAT_BYTES)
         try:
@@ -243,18 +243,18 @@ class Heartbeat:
 
 
 def current_invocation(command: str) -> Invocation:
-    """Return the invocation of this process, which `command` would start again."""
+    """Return the invocation of this process; `command` would start it again."""
     return Invocation(command, os.getcwd(), os.getpid(), time.time(), socket.gethostname())
 
 
 def load_heartbeat(folder: Path) -> Heartbeat | None:
-    """Read the folder's last heartbeat; None if there is none, or none that this version can read."""
+    """Read the folder's last heartbeat; None without one that this version can read."""
     try:
         data = parse_object(read_file(folder / WORK_FOLDER / HEARTBEAT_NAME))
         if data.pop("format", None) != _HEARTBEAT_FORMAT:
             return None
         heartbeat = make(Heartbeat, data)
-        # What `status` can't show: it divides, and turns seconds into dates.
+        # `status` divides, and turns seconds into dates.
         check_moment(heartbeat.written)
         check_moment(heartbeat.invocation.started)
         check_moment(heartbeat.written + (heartbeat.snapshot.seconds_left or 0.0))
@@ -270,7 +270,7 @@ def load_heartbeat(folder: Path) -> Heartbeat | None:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """The number and the total length of a run's waits for one cause."""
+    """The number and total length of a run's waits for one cause."""
 
     count: int = 0
     seconds: float = 0.0
@@ -282,14 +282,14 @@ class RunRecord:
 
     number: int
     begin: float
-    end: float  # of a run that was killed: its last point in the history
+    end: float  # of a killed run: its last point in the history
     first_tokens: int  # finished before it began; in a shuffle those of both passes
     last_tokens: int
     budget_bytes: int = 0  # of memory
     fetched_bytes: int = 0  # over the network
     stood_still_seconds: float = 0.0  # in which it waited and no token was made
     waited: Mapping[str, Waited] = field(default_factory=dict)  # by cause
-    ending: str = ""  # how it ended, State.COMPLETE or a sentence; empty if it was killed
+    ending: str = ""  # State.COMPLETE or a sentence; empty if it was killed
 
     @property
     def new_tokens(self) -> int:
@@ -301,7 +301,7 @@ class RunRecord:
 
     @property
     def work_seconds(self) -> float:
-        """The duration without the time in which it only waited."""
+        """The duration without the time in which the run only waited."""
         return max(0.0, self.seconds - self.stood_still_seconds)
 
     def describe_waits(self) -> str:
@@ -321,13 +321,13 @@ class Point:
 
     time: float  # seconds since 1970
     run: int
-    tokens: int  # in a shuffle those of both passes, so that they never become fewer
+    tokens: int  # in a shuffle of both passes, so that they never decrease
     memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A fault at one moment, or a wait with an end (None: it has not ended)."""
+    """A fault at one moment, or a wait with its end (None: not over yet)."""
 
     time: float
     kind: str  # the event's kind, or WAIT
@@ -338,8 +338,8 @@ class Mark:
 
 @dataclass(eq=False)
 class History:
-    """Points, marks and records of all runs in a folder. May be used from any thread: a list that somebody has is
-    replaced and never changed."""
+    """Points, marks and records of all runs in a folder. May be used from any thread: lists are replaced, never
+    changed."""
 
     points: list[Point] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -351,7 +351,7 @@ class History:
         self._lock = threading.Lock()
 
     def begin_run(self, tokens: int = 0, budget_bytes: int = 0) -> None:
-        """Start a new run. A wait that a killed run has left open is closed at that run's last point."""
+        """Start a new run. Waits that a killed run left open end at that run's last point."""
         now = time.time()
         with self._lock:
             self._close_waits(self.points[-1].time if self.points else 0.0)
@@ -367,13 +367,13 @@ class History:
             self._update_run(end=now, ending=safe_text(ending, _MARK_CHARACTERS))
 
     def add(self, snapshot: Snapshot) -> None:
-        """Record the state of the run now; it becomes a point if enough time has passed since the last."""
+        """Record the current state of the run; it becomes a point if enough time has passed since the last."""
         now, tokens, waited = time.time(), snapshot.processed_tokens, snapshot.waited_seconds
         with self._lock:
             fetched = snapshot.fetched_bytes
             self._update_run(end=now, last_tokens=tokens, fetched_bytes=fetched, stood_still_seconds=waited)
             last = self.points[-1] if self.points else None
-            # Below 0 if the clock was set back: points must not stop until it catches up.
+            # Below 0 if the clock was set back: don't stop until it catches up.
             if last and last.run == self._run and 0 <= now - last.time < self.interval_seconds * 0.95:
                 return
             self.points = [*self.points, Point(now, self._run, tokens, snapshot.memory_bytes)]
@@ -382,7 +382,7 @@ class History:
                 self.interval_seconds *= 2
 
     def note(self, event: Event) -> None:
-        """Record an event if it is a fault, which the report shows; all others are only in the log."""
+        """Record an event if it is a fault, for the report; the log has all others."""
         if event.kind in ("worker", "quarantine", "memory", "note"):
             self._mark(event.kind, event.text)
 
@@ -402,7 +402,7 @@ class History:
             self._close_waits(time.time(), cause)
 
     def _close_waits(self, end: float, cause: str | None = None) -> None:
-        """End the open waits at this time: those for `cause`, or all if it is None."""
+        """End the open waits for `cause`, or all if it is None, at time `end`."""
         marks = list(self.marks)
         for place, mark in enumerate(marks):
             if mark.kind == WAIT and mark.end is None and cause in (None, mark.cause):
@@ -433,7 +433,7 @@ class History:
 
 
 def load_history(folder: Path) -> History:
-    """Read the folder's history; an empty one if there is none, or none that can be read."""
+    """Read the folder's history; an empty one without a readable one."""
     try:
         data = parse_object(read_file(folder / WORK_FOLDER / HISTORY_NAME))
         names, rows = ("time", "run", "tokens", "memory_bytes"), get(data, "points", list)

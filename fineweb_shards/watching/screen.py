@@ -1,13 +1,12 @@
-"""Show a run while it works: not at all, as lines, as JSON, or as bars in a terminal, one for the whole job and below
-it one for the current shard:
+"""Show a run while it works: not at all, as lines, as JSON, or as two bars in a terminal, for the whole job and for the
+current shard:
 
 total      37%|██████████▍                 | 3.71B of 10B tokens, 16.8M/s, 6 min left
 shard 37   71%|█████████████████████▍      | 2 workers, 731 MB, encoding
 
-In the first pass of a shuffle there is no shard yet: the second bar is that of the pass, and the text names it.
-
-While the run waits, the reason is shown in place of the second bar, on as many lines as it needs. The output of a
-notebook's cell can't be redrawn, so that it gets lines.
+In the first pass of a shuffle, which has no shard yet, the second bar is for the pass, and its text names it. While the
+run waits, the reason replaces the second bar, on as many lines as it needs. The output of a notebook's cell can't be
+redrawn, so it gets lines.
 
 Results and errors are printed by `print_result` and `print_error`. The monitor calls `show` once a second, from its own
 thread; `say`, `tell` and `warn` may be called from any.
@@ -36,7 +35,7 @@ _LONGEST_LOCK_SECONDS = 0.5
 
 
 def choose_screen(*, quiet: bool, as_json: bool, for_library: bool = False) -> Screen:
-    """Return the screen for these flags, and for what standard error is: a terminal, or a file."""
+    """Return the screen for these flags; without any, it depends on whether standard error is a terminal."""
     if as_json:
         return JsonScreen(1.0) if for_library else JsonScreen()
     if quiet:
@@ -47,10 +46,10 @@ def choose_screen(*, quiet: bool, as_json: bool, for_library: bool = False) -> S
 class Screen:
     """Shows nothing but warnings (--quiet). Subclasses override what they show."""
 
-    shows_waits = True  # so that waits are not announced as loud events as well; --quiet hides them anyway
+    shows_waits = True  # so that waits need no loud events; --quiet hides them anyway
 
     def say(self, text: str) -> None:
-        """Show a line that belongs to no event, such as the closing lines of a run."""
+        """Show a line, such as the closing lines of a run."""
 
     def tell(self, event: Event) -> None:
         """Show a loud event."""
@@ -64,11 +63,11 @@ class Screen:
         """Show the current state of the run."""
 
     def say_stopping(self) -> None:
-        """Answer Ctrl-C, before the run ends. Called by a signal handler."""
+        """Acknowledge Ctrl-C, before the run ends. Called by a signal handler."""
         self.say("stopping …")
 
     def close(self, last: Snapshot) -> None:
-        """Remove what is redrawn in place, so that ordinary output can follow. `last` is how the run has ended."""
+        """Erase what is redrawn in place, so that ordinary output can follow. `last` is the run's last state."""
 
     def wipe_sequence(self) -> str:
         """Return the characters that erase this screen, for a signal handler, which can't call `close`."""
@@ -147,7 +146,7 @@ class BarScreen(Screen):
             self._write(wipe + self._draw())
 
     def say_stopping(self) -> None:
-        """Show it in the place of the bars, from now on. A thread that is drawing gets only a moment."""
+        """From now on show it instead of the bars. A thread that is drawing gets only a moment to finish."""
         is_locked = self._lock.acquire(timeout=_LONGEST_LOCK_SECONDS)
         self._stopping, wipe = True, self._wipe()
         self._frame = []
@@ -168,8 +167,8 @@ class BarScreen(Screen):
         return self._wipe()
 
     def _wipe(self) -> str:
-        """Return the control characters that erase the lines shown now. In a terminal that was made narrower, one of
-        them may take several rows."""
+        """Return the control characters that erase the current lines. In a terminal that was made narrower, a line may
+        take several rows."""
         columns = terminal_size(sys.stderr).columns
         rows = sum(max(1, -(-terminal.cells(line) // columns)) for line in self._frame)
         return f"\r\x1b[{rows}A\x1b[J" if rows else ""
@@ -218,7 +217,7 @@ def make_frame(snapshot: Snapshot, columns: int, rows: int) -> list[str]:
 
 
 def put_json(values: dict[str, Any]) -> None:
-    """Print an object on one line of standard output; in ASCII, so that it is safe in any terminal."""
+    """Print an object on one line of standard output; in ASCII, which is safe in any terminal."""
     sys.stdout.write(json.dumps({"time": round(time.time(), 1), **values}) + "\n")
     sys.stdout.flush()
 
@@ -247,7 +246,7 @@ def describe(snapshot: Snapshot) -> str:
 
 
 def describe_tokens(snapshot: Snapshot) -> str:
-    """Return the tokens done and expected: `3.71B of about 10B`."""
+    """Return the tokens done and expected, such as `3.71B of about 10B`."""
     if snapshot.expected_tokens is None:
         return show_count(snapshot.tokens)
     about = "" if snapshot.expected_exact else "about "
@@ -255,7 +254,7 @@ def describe_tokens(snapshot: Snapshot) -> str:
 
 
 def describe_machine(snapshot: Snapshot) -> str:
-    """Return workers and memory in use: `2 workers, 731 MB`, `3 nodes, 24 workers, 9.1 GB`."""
+    """Return workers and memory in use, such as `2 workers, 731 MB` or `3 nodes, 24 workers, 9.1 GB`."""
     workers = show_number_of(snapshot.workers, "worker")
     if snapshot.nodes:
         workers = f"{show_number_of(snapshot.nodes, 'node')}, {workers}"
@@ -263,8 +262,8 @@ def describe_machine(snapshot: Snapshot) -> str:
 
 
 def _bar_line(name: str, share: float | None, texts: Sequence[str], columns: int) -> str:
-    """Return a line with a name, a bar and the first of the texts (the longest come first) that fits; if none fits
-    beside a bar of ten columns, or the share is not known, a line without a bar."""
+    """Return a line with a name, a bar and the first of the texts (longest first) that fits; without a bar if none fits
+    beside one of ten columns, or if the share is unknown."""
     from tqdm.std import Bar  # here, because loading it takes most commands longer than their work
 
     begin = f"{name:<{_NAME_COLUMNS}} "
@@ -286,8 +285,8 @@ def _bar_line(name: str, share: float | None, texts: Sequence[str], columns: int
 
 
 class TokensOnScreen:
-    """Shows on a screen how far a subcommand is that has no monitor, and how it has ended. A context manager; `add` may
-    be called from any thread."""
+    """Shows the progress of a subcommand without a monitor, and how it ends. A context manager; `add` may be called
+    from any thread."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -295,12 +294,12 @@ class TokensOnScreen:
         self._lock = threading.Lock()
 
     def begin(self, state: State, expected_tokens: int, tokens: int = 0) -> None:
-        """Begin with some tokens that are done; in a shuffle both passes count."""
+        """Begin with `tokens` done; in a shuffle count both passes."""
         self._now = Snapshot(state, "", tokens, expected_tokens, resumed_tokens=tokens)
 
     def add(self, tokens: int) -> None:
         with self._lock:
-            assert self._now is not None, "it is begun before"
+            assert self._now is not None, "`begin` comes first"
             self._now = dataclasses.replace(self._now, tokens=self._now.tokens + tokens)
             self._screen.show(self._now)
 
@@ -320,7 +319,7 @@ class WaitsOnScreen(Observer):
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._shown: dict[str, str] = {}  # the reason of each cause
+        self._shown: dict[str, str] = {}  # cause to reason
 
     def tell(self, event: Event) -> None:
         if event.loud:
@@ -335,7 +334,7 @@ class WaitsOnScreen(Observer):
 
 
 def print_result(*lines: str) -> None:
-    """Print to standard output, made safe for a terminal, and flush: an error message may follow."""
+    """Print to standard output, made safe for a terminal, and flush, because an error message may follow."""
     print(shown_on(sys.stdout, "\n".join(lines)), flush=True)
 
 

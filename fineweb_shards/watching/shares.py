@@ -1,5 +1,4 @@
-"""How much of a mix comes from each of its parts, beside what was requested: for the screen, `status`, the result of a
-build and the report."""
+"""Compare how much of a mix comes from each part with the weights, for the screen, `status`, results and the report."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from fineweb_shards.watching.run_files import PartShare
 
 
 def find_shares(parts: Sequence[InputPart], taken: Sequence[Taken], end: Cursors) -> tuple[PartShare, ...]:
-    """Return the parts of a mix at one place of its stream; none if the input is no mix."""
+    """Return the parts of a mix at one place of its stream; none if the input is not a mix."""
     weights = [part.settings.get("weight") or 0 for part in parts]
     if not weights or not all(weights):
         return ()
@@ -21,7 +20,7 @@ def find_shares(parts: Sequence[InputPart], taken: Sequence[Taken], end: Cursors
     tokens = sum(one.tokens for one in taken)
     shares = []
     for part, weight, one, cursor in zip(parts, weights, taken, end, strict=True):
-        # A cursor counts the files on through the epochs, but for those that are for validation, the first ones.
+        # A cursor counts files through all epochs; the files for validation come first, and only once.
         val_files = sum(1 for _ in takewhile(lambda file: file.get("for_validation"), part.files))
         files, read = len(part.files) - val_files, max(0, cursor.file - val_files)
         epochs = part.settings.get("epochs") or 1
@@ -34,14 +33,14 @@ def find_shares(parts: Sequence[InputPart], taken: Sequence[Taken], end: Cursors
 
 
 def shares_in(manifest: Manifest) -> tuple[PartShare, ...]:
-    """Return the same for the finished shards of a folder. A plain export of a mix is none: its records count no
+    """Return the same for the finished shards of a folder. A plain export of a mix has none, as its records count no
     parts."""
     taken, end = manifest.mixed
     return find_shares(manifest.parts, taken, end) if taken or not manifest.shards else ()
 
 
 def share_rows(shares: Sequence[PartShare]) -> list[tuple[str, str]]:
-    """Return a name and a text for each part, for people."""
+    """Return a name and a text for each part, to print."""
     rows = []
     for number, part in enumerate(shares, 1):
         shown = f"{show_share(part.share)} ({show_share(part.requested_share)} requested)"

@@ -1,11 +1,10 @@
-"""`status`: show how far a run is, whether it is active, and how to resume it if it is not.
+"""`status`: show the progress of a run, whether it is active, and how to resume it if it is not.
 
-Reads the manifest, the heartbeat and the log, and tries the lock, so it is quick and safe at any time, from any
-terminal. Only the lock shows whether a run is active: a heartbeat may be left from one that was killed.
+It reads the manifest, the heartbeat and the log, and tries the lock, so it is quick and safe at any time, from any
+terminal. Only the lock shows whether a run is active: a killed run leaves its heartbeat behind.
 
-`status --watch` tells it in a line every few seconds until the run ends, and may be started before the run is; with
---json it is an object each time. A run tells a bucket how it is every 15 seconds only, and every look costs requests:
-there it looks every ten seconds.
+`status --watch`, which may be started before the run, prints a line (with --json an object) every five seconds until
+the run ends. For a bucket it is every ten: each look costs requests, and a run saves its state there only every 15.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class Status:
 
 
 def read_status(store: Store, *, alive: bool | None = None) -> Status:
-    """Read the state of a store, or raise OutputError if no build has begun there; `alive` is whether a run is active
-    there, if the caller knows."""
+    """Read the state of a store; OutputError if no build has begun there. `alive`: whether a run is active there, if
+    known."""
     status = find_status(store, alive=alive)
     if status is None:
         raise missing_manifest_error(store)
@@ -66,7 +65,7 @@ def read_status(store: Store, *, alive: bool | None = None) -> Status:
 def find_status(store: Store, *, alive: bool | None = None) -> Status | None:
     """Read the state of a store; None if no build has begun there."""
     if alive is None:
-        alive = store.is_locked()  # first: a run that ends now has then written everything
+        alive = store.is_locked()  # first: if a run ends now, everything read later is final
         store.refresh()
     manifest, heartbeat = find_manifest(store), load_heartbeat(store.folder)
     if manifest is None and not alive and heartbeat is None:
@@ -81,7 +80,7 @@ def show_status(status: Status, *, as_json: bool) -> None:
     lines = [json.dumps(status_values(status))] if as_json else status_lines(status)
     if sys.stdout.isatty() and not as_json:
         columns = terminal_size(sys.stdout).columns
-        # A second line of an event is indented; the column of a row is found by `wrap` itself.
+        # Indent the second line of an event; `wrap` finds the column of a row itself.
         hangs = [4 if line.startswith("  ") else None for line in lines]
         lines = [piece for line, hang in zip(lines, hangs, strict=True) for piece in wrap(line, columns, hang=hang)]
     print("\n".join(lines), flush=True)
@@ -99,7 +98,7 @@ def status_values(status: Status) -> dict[str, Any]:
 
 
 def folder_values(store: Store, manifest: Manifest | None) -> dict[str, Any]:
-    """Return what is in a folder, in finished shards, as values for JSON."""
+    """Return the contents of a folder's finished shards as values for JSON."""
     return {
         "folder": store.location,
         "shards": manifest.shard_count if manifest else 0,
@@ -118,7 +117,7 @@ def _shuffle_values(manifest: Manifest) -> dict[str, int]:
 
 
 def describe_shuffle(manifest: Manifest) -> str:
-    """Say by which seed the documents are shuffled and, until that is done, how far it is."""
+    """Describe the seed of a shuffle and, until it is done, its progress."""
     shown, state = f"by seed {manifest.settings['shuffle']}", manifest.piles
     if state is None:
         return shown
@@ -129,7 +128,7 @@ def describe_shuffle(manifest: Manifest) -> str:
 
 
 def status_lines(status: Status) -> list[str]:
-    """Return a status as lines for people: the rows, the most important first, then the last events."""
+    """Return a status as lines for people: rows, the most important first, then the last events."""
     rows, manifest = [("state", describe_status(status))], status.manifest
     if status.state == State.STOPPED:
         command = resume_command(status)
@@ -155,7 +154,7 @@ def status_lines(status: Status) -> list[str]:
 
 
 def resume_command(status: Status) -> str | None:
-    """Return what to type in the current folder to resume; None if nothing is to be done, or if unknown."""
+    """Return the command that resumes the build from the current folder; None if it is complete, active or unknown."""
     if status.state != State.STOPPED or status.heartbeat is None:
         return None
     invocation = status.heartbeat.invocation
@@ -171,10 +170,10 @@ def describe_status(status: Status) -> str:
         return status.state
     written, code, reason = _date(heartbeat.written), heartbeat.exit_code, heartbeat.snapshot.reason
     if status.state == RUNNING:
-        if code is not None:  # the last heartbeat of the previous run: this one has not written any yet
+        if code is not None:  # the previous run's last heartbeat: this one has not written any yet
             return f"{RUNNING}, {State.STARTING}"
         now = heartbeat.snapshot.state
-        if now == State.ENCODING:  # which the second pass of a shuffle does not
+        if now == State.ENCODING:  # the second pass of a shuffle does not
             now = heartbeat.snapshot.pass_name or now
         return f"{RUNNING}, {_describe_silence(heartbeat)}{reason or now}"
     if status.state == State.STOPPED:
@@ -187,7 +186,7 @@ def describe_status(status: Status) -> str:
 
 
 def _describe_silence(heartbeat: Heartbeat) -> str:
-    """Say that an active run has told nothing for too long; nothing if it has."""
+    """Say that an active run has had no heartbeat for too long; else return an empty text."""
     age = time.time() - heartbeat.written
     if age <= _SILENT_SECONDS:
         return ""
@@ -196,7 +195,7 @@ def _describe_silence(heartbeat: Heartbeat) -> str:
 
 def _run_rows(heartbeat: Heartbeat) -> list[tuple[str, str]]:
     now, invocation = heartbeat.snapshot, heartbeat.invocation
-    # Of a bucket or a shared folder, it may be another machine.
+    # The run of a bucket or a shared folder may be on another machine.
     elsewhere = f" on {invocation.machine}" if invocation.machine not in ("", socket.gethostname()) else ""
     process = ("process", f"{invocation.process}{elsewhere}, started {_moment(invocation.started)}")
     if now.state == State.VERIFYING:
@@ -217,12 +216,12 @@ def _run_rows(heartbeat: Heartbeat) -> list[tuple[str, str]]:
         rows.append(("fetched", f"{show_bytes(now.fetched_bytes)} in this run{rate}"))
     if now.waited_seconds >= 1:
         rows.append(("waited", f"{show_seconds(now.waited_seconds)} in this run"))
-    if now.workers:  # else the run has not begun: it waits to hear what there is to read
+    if now.workers:  # else the run is still waiting for the list of its input
         within = 100 * now.shard_tokens / now.shard_size_tokens
         peak = show_bytes(now.peak_memory_bytes)
-        memory = f" of memory, {peak} at most" if now.memory_bytes else ""  # if any was measured yet
+        memory = f" of memory, peak {peak}" if now.memory_bytes else ""  # if any was measured yet
         full = show_count(now.shard_size_tokens)
-        # In the first pass there is none, and after a resume it is not known yet which one is next.
+        # The first pass has no shard, and right after a resume the next one is unknown.
         if now.pass_number != 1 and (now.tokens > now.resumed_tokens or not now.tokens):
             rows.append(("shard", f"number {now.shard}, {within:.0f} % of {full} tokens"))
         rows.append(("machine", f"{describe_machine(now)}{memory}"))
@@ -230,7 +229,7 @@ def _run_rows(heartbeat: Heartbeat) -> list[tuple[str, str]]:
 
 
 def _moment(seconds: float) -> str:
-    """Format a time of today as `14:05`, any other with its date."""
+    """Format a time as `14:05` if it is today, else with its date."""
     then = time.localtime(seconds)
     return time.strftime("%H:%M", then) if then[:3] == time.localtime()[:3] else _date(seconds)
 
@@ -240,13 +239,13 @@ def _date(seconds: float) -> str:
 
 
 def watch_status(store: Store, *, as_json: bool) -> int:
-    """Tell the status again and again until no run is active there; return the exit code of the last state. Where no
-    build has begun yet, wait for one."""
+    """Print the status every few seconds until no run is active; return the exit code of the last state. If no build
+    has begun, wait for one."""
     status = find_status(store)
     if status is None:
         if store.folder.is_file():
             raise missing_manifest_error(store)  # no build can begin there
-        screen.print_error(f"Waiting for a build in {store.location} to begin; Ctrl-C ends this command.")
+        screen.print_error(f"Waiting for a build to start in {store.location}; Ctrl-C ends this command.")
     while status is None:
         _pause(store)
         status = find_status(store)
@@ -254,7 +253,7 @@ def watch_status(store: Store, *, as_json: bool) -> int:
         while status.state == RUNNING:
             if as_json:
                 show_status(status, as_json=True)
-            elif status.heartbeat is not None and status.heartbeat.exit_code is None:  # else of the run before
+            elif status.heartbeat is not None and status.heartbeat.exit_code is None:  # else the previous run's
                 line = f"{_describe_silence(status.heartbeat)}{screen.describe(status.heartbeat.snapshot)}"
                 screen.print_result(f"{time.strftime('%H:%M:%S')} {line}")
             _pause(store)

@@ -1,10 +1,9 @@
-"""The first pass of a shuffle: say which bytes of which pile the tokens of the stream belong to, and record how far it
-is.
+"""The first pass of a shuffle: decide which bytes of which pile the tokens of the stream become, and record progress.
 
-A checkpoint waits until everything before it is written, has all piles made durable by the data plane, adds the
+A checkpoint waits until everything before it is written, has the data plane make all piles durable, appends the
 documents that have ended to the list, and saves the manifest with the length of each file. So after a crash the pass
-continues there, and what was written after it is cut off. There is one after so many tokens, or so much time, and one
-at the end of a run that is stopped.
+continues there, and whatever was written later is truncated. Checkpoints are made after a number of tokens, after half
+a minute, and when a run is stopped.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursors, Placement, ShardSlice
-from fineweb_shards.writing.placement import LONGEST_LAST_SECONDS
+from fineweb_shards.writing.placement import LONGEST_LAST_SECONDS, rows_by_block
 
 # Tokens between two checkpoints: a few seconds of work. Making many piles durable takes a while.
 _CHECKPOINT_TOKENS = 100_000_000
 _TOKENS_PER_PILE = 2**18
-_CHECKPOINT_SECONDS = 30.0  # at the most, if anything has come
-_MOST_LISTED = 2**20  # documents that wait for a checkpoint
+_CHECKPOINT_SECONDS = 30.0  # at most, if there is anything to record
+_MOST_LISTED = 2**20  # documents waiting for a checkpoint
 
 
 def make_pile_packer(spec: OutputSpec, state: PileState, max_tokens: int | None) -> Packer:
-    """Return the packer of the first pass, for its checkpoints: it only tells validation from training where that is
-    decided by files."""
+    """Return the packer of the first pass, for its checkpoints. It separates validation from training only if the files
+    decide that."""
     val, train = state.tokens[0], sum(state.tokens[1:])
     every = min(_CHECKPOINT_TOKENS, max(spec.shard_tokens, state.count * _TOKENS_PER_PILE))
     return Packer(
@@ -61,7 +60,7 @@ def make_pile_packer(spec: OutputSpec, state: PileState, max_tokens: int | None)
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """What to record once the first `after` placements are written, and the piles durable."""
+    """What to record once the first `after` placements are written and the piles are durable."""
 
     state: PileState
     listed: Listed
@@ -69,66 +68,61 @@ class _Checkpoint:
     syncs: list[Future[str]]
 
 
+@dataclass(eq=False)
 class PileOutput:
-    """Places the documents of a stream into piles. Everything that the manifest records is durable."""
+    """Places the documents of a stream into piles. Everything that `manifest` records is durable; `add_totals` and
+    `on_record` are those of `Output`."""
 
-    def __init__(
-        self,
-        spec: OutputSpec,
-        folder: Path,
-        manifest: Manifest,
-        plane: DataPlane,
-        disk: Disk,
-        add_totals: Callable[[Manifest], Manifest] = lambda manifest: manifest,
-        on_record: Callable[[Cursors], None] = lambda end: None,
-    ) -> None:
-        assert manifest.piles is not None, "the manifest of a shuffle has its piles"
-        self.manifest = manifest
-        self._spec = spec
-        self._folder = folder
-        self._plane = plane
-        self._disk = disk
-        self._add_totals = add_totals
-        self._on_record = on_record
-        self._manifest_file = ManifestFile(spec.store)
-        self._shuffler = Shuffler(manifest.settings["shuffle"], manifest.piles, eot_first=spec.layout.eot_first)
-        self._writes: deque[tuple[int, Future[None]]] = deque()  # of placements that may not be written yet, by number
+    spec: OutputSpec
+    folder: Path
+    manifest: Manifest
+    plane: DataPlane
+    disk: Disk
+    add_totals: Callable[[Manifest], Manifest] = lambda manifest: manifest
+    on_record: Callable[[Cursors], None] = lambda end: None
+
+    def __post_init__(self) -> None:
+        piles = self.manifest.piles
+        assert piles is not None, "the manifest of a shuffle has its piles"
+        self._manifest_file = ManifestFile(self.spec.store)
+        self._shuffler = Shuffler(self.manifest.settings["shuffle"], piles, eot_first=self.spec.layout.eot_first)
+        self._writes: deque[tuple[int, Future[None]]] = deque()  # of placements that may be unwritten, with numbers
         self._placed = 0  # placements
         self._checkpoints: deque[_Checkpoint] = deque()
-        self._counts, self._end, self._taken = manifest.piles.counts, manifest.piles.end, manifest.piles.taken
-        # The last place where a checkpoint could begin, if there is none yet: the state, and what comes before it.
+        self._counts, self._end, self._taken = piles.counts, piles.end, piles.taken
+        # The last place for a checkpoint, if none was begun there: the state, and the lists and placements before it.
         self._noted: tuple[PileState, int, int] | None = None
-        self._checkpoint_time = time.monotonic()  # of the last one that was begun
+        self._checkpoint_time = time.monotonic()  # when the last one was begun
         self._is_recording = False
-        sizes = sizes_of(folder, manifest.piles, spec.shard_format)
-        disk.attempt(lambda: prepare_piles(sizes))
-        with pile_errors(list_path(folder)):
-            self._list_digest = digest_of(list_path(folder), 0, manifest.piles.list_bytes)
+        sizes = sizes_of(self.folder, piles, self.spec.shard_format)
+        self.disk.attempt(lambda: prepare_piles(sizes))
+        with pile_errors(list_path(self.folder)):
+            self._list_digest = digest_of(list_path(self.folder), 0, piles.list_bytes)
 
     def __enter__(self) -> PileOutput:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Record the sections that are placed when a run is stopped, unless the output is at fault, or Ctrl-C has come
-        while something was recorded."""
+        """When a run is stopped, record the placed sections, unless the output is at fault, or Ctrl-C interrupted a
+        recording."""
         stops = isinstance(error, (ShardError, Interrupted)) and not isinstance(error, OutputError)
         if not stops or self._is_recording:
             return
-        # Not for long, and the first error is the one to tell.
-        self._spec.store.hurry(LONGEST_LAST_SECONDS)
+        # Not for long; and the first error is the one to report.
+        self.spec.store.hurry(LONGEST_LAST_SECONDS)
         with contextlib.suppress(ShardError, Interrupted, TimeoutError):
             self._begin_checkpoint()
             self._settle(0, LONGEST_LAST_SECONDS)
 
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
-        """Do what has to be done whole, or nothing can be recorded any more."""
+        """Mark work that must not be interrupted: if it is, nothing can be recorded any more."""
         self._is_recording = True
         yield
         self._is_recording = False
 
     def add(self, section: Section, slices: Iterable[ShardSlice]) -> None:
-        """Place a section, given the slices that it is cut into, one after the other."""
+        """Place a section, which `slices` divide, in order."""
         of_block: dict[int, list[Placement]] = {}
         begin = 0
         for part in slices:
@@ -150,36 +144,34 @@ class PileOutput:
         self._settle(1)
 
     def _place(self, section: Section, begin: int, part: ShardSlice) -> list[tuple[int, Placement]]:
-        """Return where the tokens of a slice belong, which begins with token `begin` of its section: a placement for
-        each block, with its number."""
+        """Return a placement for each block of a slice that begins with token `begin` of its section, with the block's
+        number."""
         pieces = self._shuffler.assign(section.eots, begin, begin + part.tokens, part.split)
         ranges, holders = section.find(np.stack([pieces.bounds[:-1], pieces.bounds[1:]], 1))
         lengths = ranges[:, 1] - ranges[:, 0]
         piles, places = pieces.place(begin + np.cumsum(lengths) - lengths)
-        offsets = self._spec.shard_format.size_bytes(places)
-        path = str(self._folder)
+        offsets = self.spec.shard_format.size_bytes(places)
+        path = str(self.folder)
         if len(section.blocks) == 1:  # without a mix
             return [(0, Placement(path, offsets, ranges, piles))]
-        order = np.argsort(holders, kind="stable")
-        sorted_holders = holders[order]
-        rows = np.split(order, np.flatnonzero(np.diff(sorted_holders)) + 1)
-        return [(int(holders[one[0]]), Placement(path, offsets[one], ranges[one], piles[one])) for one in rows]
+        found = rows_by_block(holders)
+        return [(number, Placement(path, offsets[rows], ranges[rows], piles[rows])) for number, rows in found]
 
     def _write(self, section: Section, of_block: dict[int, list[Placement]], *, whole: bool) -> None:
-        """Have these written; if that is the `whole` section, nothing more will be of the blocks that end in it."""
+        """Have these placements written; `whole`: they complete the section, and so the blocks that end in it."""
         for number, block in enumerate(section.blocks):
             own, last = of_block.get(number, []), whole and number in section.finished
             if own or last:
-                self._writes.extend(enumerate(self._plane.place(block.tokens, own, last=last), self._placed))
+                self._writes.extend(enumerate(self.plane.place(block.tokens, own, last=last), self._placed))
                 self._placed += len(own)
 
     def _note_place(self) -> None:
-        """Note that a checkpoint may begin here: all that the shuffler has assigned is placed."""
+        """Note that a checkpoint may begin here: everything that the shuffler has assigned is placed."""
         state = self._shuffler.state(self._end, self._taken, self._counts)
         self._noted = state, self._shuffler.lists, self._placed
 
     def _begin_checkpoint(self) -> None:
-        """Begin one at the place that was noted last, if there is none yet."""
+        """Begin a checkpoint at the place noted last, if that has none yet."""
         if self._noted is None:
             return
         with self._recording():
@@ -188,7 +180,7 @@ class PileOutput:
             self._noted, self._checkpoint_time = None, time.monotonic()
 
     def advance(self) -> None:
-        """Do what can be done without waiting."""
+        """Without waiting, begin a checkpoint if one is due, have written piles made durable, and record."""
         if not self._checkpoints and time.monotonic() - self._checkpoint_time >= _CHECKPOINT_SECONDS:
             self._begin_checkpoint()
         while self._writes and self._writes[0][1].done():
@@ -199,7 +191,7 @@ class PileOutput:
             if first.after > (self._writes[0][0] if self._writes else self._placed):
                 return
             if not first.syncs:
-                self._spec.store.check_lock()
+                self.spec.store.check_lock()
                 self._begin_syncs(first)
             if not all(sync.done() for sync in first.syncs):
                 return
@@ -209,17 +201,17 @@ class PileOutput:
                 self._checkpoints.popleft()
 
     def _begin_syncs(self, checkpoint: _Checkpoint) -> None:
-        """Have what was added to the piles made durable, a share of them by each worker."""
+        """Have the additions to the piles made durable, a share by each worker."""
         assert self.manifest.piles is not None
-        size_bytes, bounds = self._spec.shard_format.size_bytes, (self.manifest.piles.tokens, checkpoint.state.tokens)
+        size_bytes, bounds = self.spec.shard_format.size_bytes, (self.manifest.piles.tokens, checkpoint.state.tokens)
         ranges = [(n, size_bytes(begin), size_bytes(end)) for n, (begin, end) in enumerate(zip(*bounds, strict=True))]
-        each = -(-len(ranges) // max(1, self._plane.workers))
-        works = [PileWork(self._folder, tuple(ranges[first : first + each])) for first in range(0, len(ranges), each)]
-        checkpoint.syncs.extend([self._plane.seal(work) for work in works])
+        each = -(-len(ranges) // max(1, self.plane.workers))
+        works = [PileWork(self.folder, tuple(ranges[first : first + each])) for first in range(0, len(ranges), each)]
+        checkpoint.syncs.extend([self.plane.seal(work) for work in works])
 
     def _record(self, checkpoint: _Checkpoint, hashes: list[str]) -> None:
-        """Add a block to the list, and save the manifest."""
-        before, listed, path = self.manifest.piles, checkpoint.listed, list_path(self._folder)
+        """Append a block to the list, and save the manifest."""
+        before, listed, path = self.manifest.piles, checkpoint.listed, list_path(self.folder)
         assert before is not None
         whole = bytes.fromhex("".join(hashes))
         added = [whole[first : first + 32] for first in range(0, len(whole), 32)]
@@ -229,26 +221,26 @@ class PileOutput:
             with output_errors(path):
                 append_to_list(path, before.list_bytes, block)
 
-        self._disk.attempt(append)
+        self.disk.attempt(append)
         self._list_digest.update(block)
         end, sha256 = before.list_bytes + len(block), self._list_digest.hexdigest()
         checksum = (before.checksum + listed.checksum) % CHECKSUMS
         self._save(replace(checkpoint.state, list_bytes=end, list_sha256=sha256, checksum=checksum))
-        self._on_record(checkpoint.state.end)
+        self.on_record(checkpoint.state.end)
 
     def _save(self, state: PileState) -> None:
-        self._spec.store.check_lock()
-        self.manifest = self._add_totals(replace(self.manifest, piles=state))
-        self._disk.attempt(lambda: self._manifest_file.save(self.manifest))
+        self.spec.store.check_lock()
+        self.manifest = self.add_totals(replace(self.manifest, piles=state))
+        self.disk.attempt(lambda: self._manifest_file.save(self.manifest))
 
     def _settle(self, most: int, longest_seconds: float | None = None) -> None:
         """Wait until at most `most` checkpoints are left."""
         self.advance()
         while len(self._checkpoints) > most:
             for sync in self._checkpoints[0].syncs:
-                self._plane.wait(sync, longest_seconds)
+                self.plane.wait(sync, longest_seconds)
             if not self._checkpoints[0].syncs:
-                self._plane.wait(self._writes[0][1], longest_seconds)
+                self.plane.wait(self._writes[0][1], longest_seconds)
             self.advance()
 
     def finish(self) -> Manifest:
@@ -262,10 +254,10 @@ class PileOutput:
         if self.manifest.shards and state.earlier_checksum not in (None, state.checksum):
             self._save(state.again())  # for another try
             raise ChangedError(
-                f"{self._spec.store.location}: the first pass of the shuffle was made again, and gave other documents "
-                "than those of which shards were made.",
-                "Run it again with the --on-bad-file of the first time and an input that can be read, and the pass is "
-                "made once more; or start over with --fresh.",
+                f"{self.spec.store.location}: the first pass of the shuffle was repeated, and yielded other documents "
+                "than those in the finished shards.",
+                "Make the whole input readable and rerun with the original --on-bad-file, which repeats the pass; or "
+                "start over with --fresh.",
             )
         self._save(replace(state, ended=True, earlier_checksum=None))
         return self.manifest

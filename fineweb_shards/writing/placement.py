@@ -1,13 +1,13 @@
-"""Say where in the output folder tokens belong, name files that are whole, and save the manifest.
+"""Decide where in the output folder tokens go, name complete files, and save the manifest.
 
-The data plane (executors/base.py) writes the tokens. A checkpoint waits until everything before it is written, has its
-segments sealed (read back, hashed, synced) by the data plane, names the files that are whole, and records it all in the
-manifest with one cursor for each part of the input. Several checkpoints may be sealed at once; they are named and
-recorded in order. So after a crash both splits continue from the same place in the stream, and what was written after
-it is cut off.
+The data plane (executors/base.py) writes the tokens. A checkpoint waits until everything before it is written, has the
+data plane seal its segments (read back, hash, sync), names the complete files, and records all this in the manifest
+with one cursor for each part of the input. Several checkpoints may be sealed at once, but are named and recorded in
+order. So after a crash both splits continue from the same place in the stream, and whatever was written after it is
+truncated.
 
-Ctrl-C may come between any two steps, and what is finished is recorded afterwards. So nothing leaves a queue before it
-is done, and no checkpoint is recorded twice, or without the one before it.
+Ctrl-C may come between any two steps, and finished work is recorded afterwards. So nothing leaves a queue before it is
+done, and no checkpoint is recorded twice, or without its predecessor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fineweb_shards.store.sidecars import FinishedFile, list_finished
 from fineweb_shards.store.store import GrowingPart, OutputSpec, Segment, Store
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.section import Section
-from fineweb_shards.system.durable import output_error
+from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.own_files import ForeignFileError, open_own
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import (
@@ -42,28 +42,28 @@ from fineweb_shards.types import (
     Counts,
     Cursors,
     Placement,
+    Positions,
     ShardRecord,
     ShardSlice,
     Split,
     Taken,
 )
 
-# How many checkpoints may be sealed at once, beside the one that is being written: hashing one file takes a core for a
-# tenth of a second. More would only mean more to lose in a crash.
+# How many checkpoints may be sealed at once, beside the one being written. Hashing a file takes a core for a tenth of a
+# second; more would only lose more in a crash.
 _MOST_CHECKPOINTS = 8
 LONGEST_LAST_SECONDS = 3.0  # for each step of recording what is finished when a run stops early
 
 
 def begin_output(store: Store, manifest: Manifest) -> None:
-    """Remove files that `manifest` does not continue, then save it: the first step of every run."""
+    """Remove files that `manifest` does not continue, then save it; every run begins with this."""
     remove_leftovers(store, manifest)
     remove_outdated_files(store, manifest)
     save_manifest(manifest, store)
 
 
 def make_packer(spec: OutputSpec, manifest: Manifest, max_tokens: int | None) -> Packer:
-    """Return the packer of a stream that continues after what `manifest` records, and ends after `max_tokens` in
-    all."""
+    """Return the packer of a stream that continues where `manifest` ends, up to `max_tokens` in total."""
     return Packer(
         spec.shard_tokens,
         split_rule=spec.split_rule,
@@ -77,21 +77,28 @@ def make_packer(spec: OutputSpec, manifest: Manifest, max_tokens: int | None) ->
 
 
 def checkpoints_at_once(workers: int) -> int:
-    """Return how many checkpoints may be there that are not recorded."""
+    """Return how many unrecorded checkpoints may exist at once."""
     return 1 + min(workers, _MOST_CHECKPOINTS)
 
 
 def shards_at_once(workers: int) -> int:
-    """Return how many files may be there that are not recorded: both splits', and those being sealed."""
+    """Return how many unrecorded files may exist at once: one for each split, and those being sealed."""
     return len(SPLITS) + checkpoints_at_once(workers)
+
+
+def rows_by_block(holders: Positions) -> list[tuple[int, Positions]]:
+    """Return each number in `holders`, the blocks of some ranges, with its rows in ascending order."""
+    order = np.argsort(holders, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(holders[order])) + 1)
+    return [(int(holders[rows[0]]), rows) for rows in groups]
 
 
 @dataclass(eq=False)
 class GrowingFile:
-    """A file of tokens while it grows, in the work folder; it gets its final name when it is whole.
+    """A file of tokens while it grows, in the work folder; once complete, it gets its final name.
 
-    Most files are a shard of one segment. A file that grows over several checkpoints has a segment for each, and
-    continues after the last recorded one after a crash. Workers write the tokens; here is which byte comes next. The
+    Most files are a shard of one segment. A file that grows over several checkpoints has a segment for each; after a
+    crash it continues after the last recorded one. Workers write the tokens; this class only knows the next byte. The
     header contains the number of tokens, so it is written when the file is sealed.
     """
 
@@ -100,7 +107,7 @@ class GrowingFile:
     shard_format: ShardFormat
     split: Split
     disk: Disk
-    tokens: int = 0  # for which there are placements, recorded ones included; at first those in the manifest
+    tokens: int = 0  # placed so far; at first those in the manifest
     _part: GrowingPart | None = None  # to which the next tokens belong
     _documents: int = 0  # in the current segment
 
@@ -110,22 +117,19 @@ class GrowingFile:
         self._paths: list[Path] = []  # of all parts so far
 
     def open(self) -> GrowingPart:
-        """Return the part for the next tokens; create it, or continue the file, if there is none. Not in the
-        constructor, so that the caller knows the file even if this is interrupted."""
+        """Return the part for the next tokens; if there is none, create it or continue the file. This is not in the
+        constructor so that the caller knows the file even if Ctrl-C interrupts it."""
         if self._part is None:
             self._part = self.disk.attempt(self._prepare)
             self._paths.append(self._part.path)
         return self._part
 
     def _prepare(self) -> GrowingPart:
-        try:
-            begin = self.shard_format.offset_bytes(self.tokens) if self.tokens else 0
-            return self.store.prepare(self.name, begin)
-        except OSError as error:
-            raise output_error(self.store.folder / self.name, error) from error
+        with output_errors(self.store.folder / self.name):
+            return self.store.prepare(self.name, self.shard_format.offset_bytes(self.tokens) if self.tokens else 0)
 
     def place(self, part: ShardSlice) -> list[tuple[int, Placement]]:
-        """Return where the tokens of a slice belong: after all others. A placement for each block, with its number."""
+        """Append the tokens of a slice: return a placement for each block, with the block's number."""
         file = self.open()
         path, begin = str(file.path), self.shard_format.offset_bytes(self.tokens) - file.begin
         self.tokens += part.tokens
@@ -134,10 +138,8 @@ class GrowingFile:
             return [(int(part.holders[0]), Placement(path, np.array([begin]), part.ranges))]
         lengths = part.ranges[:, 1] - part.ranges[:, 0]
         offsets = begin + self.shard_format.size_bytes(np.cumsum(lengths) - lengths)
-        order = np.argsort(part.holders, kind="stable")
-        holders = part.holders[order]
-        rows = np.split(order, np.flatnonzero(holders[1:] != holders[:-1]) + 1)
-        return [(int(part.holders[one[0]]), Placement(path, offsets[one], part.ranges[one])) for one in rows]
+        found = rows_by_block(part.holders)
+        return [(number, Placement(path, offsets[rows], part.ranges[rows])) for number, rows in found]
 
     @property
     def has_open_segment(self) -> bool:
@@ -145,7 +147,7 @@ class GrowingFile:
         return self.tokens > self._begin
 
     def end_segment(self, *, whole: bool) -> Segment:
-        """End the current segment, and the file if it is `whole`; return the segment."""
+        """End and return the current segment; `whole`: the file is complete with it."""
         file = self.open()
         offset = self.shard_format.offset_bytes(self._begin) if self._begin or not whole else 0
         segment = Segment(
@@ -166,10 +168,10 @@ class GrowingFile:
         return segment
 
     def discard(self, kept: Collection[Path] = ()) -> None:
-        """Remove the file except for these paths, and free its space even while a worker has it open."""
+        """Remove the file except for the `kept` paths, and free its space even while a worker has it open."""
         for path in self._paths:
             if path not in kept:
-                with contextlib.suppress(FileNotFoundError, ForeignFileError):  # gone, or not ours any more
+                with contextlib.suppress(FileNotFoundError, ForeignFileError):  # gone, or no longer ours
                     with open_own(path, "r+b") as file:
                         file.truncate(0)
                     path.unlink()
@@ -177,7 +179,7 @@ class GrowingFile:
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """Segments to record together, once the first `after` placements are written and the segments sealed."""
+    """Segments to record together, once they are sealed; that is after the first `after` placements are written."""
 
     segments: tuple[Segment, ...]
     after: int
@@ -209,9 +211,8 @@ class _Checkpoint:
 
 @dataclass(eq=False)
 class Output:
-    """Places blocks in their order. Everything that `manifest` records is durable. `on_record` is called with the new
-    records of each checkpoint, and its place in the stream; `add_totals` adds seconds, memory and the like to a
-    manifest before it is saved."""
+    """Places blocks in order. Everything that `manifest` records is durable. `on_record` gets the new records and their
+    place in the stream; `add_totals` adds seconds, memory and the like to a manifest before it is saved."""
 
     spec: OutputSpec
     manifest: Manifest
@@ -223,11 +224,11 @@ class Output:
     def __post_init__(self) -> None:
         self._manifest_file = ManifestFile(self.spec.store)
         self._tokens = {split: tokens_of(self.manifest.shards, split) for split in SPLITS}  # placed so far
-        self._files: dict[Split, GrowingFile] = {}  # to which the next tokens belong
-        self._unnamed: list[GrowingFile] = []  # these, and those that are full but not named yet
-        self._writes: deque[Future[None]] = deque()  # of placements, in order, that may not be written yet
+        self._files: dict[Split, GrowingFile] = {}  # for the next tokens
+        self._unnamed: list[GrowingFile] = []  # these, and full ones without their final name
+        self._writes: deque[Future[None]] = deque()  # of placements that may be unwritten, in order
         self._placed = 0  # placements
-        self._checkpoints: deque[_Checkpoint] = deque()  # that are not in the manifest yet
+        self._checkpoints: deque[_Checkpoint] = deque()  # not in the manifest yet
         self._counts = Counts()  # since the last checkpoint
         self._end, self._taken = self.manifest.end, self.manifest.taken
 
@@ -235,9 +236,9 @@ class Output:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Unless the disk is at fault, record what is finished, however the run ends; then remove files that the
-        manifest does not name."""
-        if isinstance(error, DiskFullError):  # free the space of files that are not whole, to record others
+        """However the run ends, record finished work, unless the disk is at fault; then remove files that the manifest
+        does not name."""
+        if isinstance(error, DiskFullError):  # free the space of incomplete files, to record complete ones
             written = deque(itertools.takewhile(lambda one: one.done() and not one.exception(), self._writes))
             self._placed, self._writes = self._placed - len(self._writes) + len(written), written
             self._checkpoints = deque(one for one in self._checkpoints if one.after <= self._placed)
@@ -246,21 +247,21 @@ class Output:
                 if not file.is_recorded:
                     file.discard(kept=whole)
         if isinstance(error, (ShardError, Interrupted)) and type(error) is not OutputError:
-            # Not for long, and the first error is the one to tell.
+            # Not for long; and the first error is the one to report.
             self.spec.store.hurry(LONGEST_LAST_SECONDS)
             with contextlib.suppress(ShardError, Interrupted, TimeoutError):
-                self._settle(0, longest_seconds=LONGEST_LAST_SECONDS)
+                self.settle(longest_seconds=LONGEST_LAST_SECONDS)
         for file in self._unnamed:
             if not file.is_recorded:
                 file.discard()
 
     @property
     def segments(self) -> int:
-        """The number of segments so far, those included that are not in the manifest yet."""
+        """The number of segments so far, including those not in the manifest yet."""
         return len(self.manifest.shards) + sum(len(one.segments) for one in self._checkpoints)
 
     def add(self, section: Section, slices: Iterable[ShardSlice]) -> None:
-        """Place a section, given the slices that it is cut into."""
+        """Place a section, which `slices` divide."""
         placements: list[tuple[int, Placement]] = []  # with the number of their block
         try:
             for part in slices:
@@ -272,13 +273,13 @@ class Output:
                 if part.checkpoint:
                     after = self._placed + len(placements)
                     self._begin_checkpoint(after, {part.split} if part.fills_shard else set())
-        finally:  # what is placed may have filled a shard, even if there is no space for the next one
+        finally:  # these may have filled a shard, even if there is no space for the next one
             self._writes.extend(self._place(section, placements))
             self._placed += len(placements)
-        self._settle(checkpoints_at_once(self.plane.workers))
+        self.settle(checkpoints_at_once(self.plane.workers))
 
     def _place(self, section: Section, placements: list[tuple[int, Placement]]) -> list[Future[None]]:
-        """Have the blocks of a section written, and return a future for each placement."""
+        """Have the data plane write the blocks of a section; return a future for each placement."""
         of_block: dict[int, list[Placement]] = {}
         for number, placement in placements:
             of_block.setdefault(number, []).append(placement)
@@ -290,7 +291,7 @@ class Output:
         return [next(futures[number]) for number, _ in placements]
 
     def _file(self, split: Split) -> GrowingFile:
-        """Return the file to which the next tokens of a split belong; create it if there is none."""
+        """Return the file for the next tokens of a split; create it if there is none."""
         if split not in self._files:
             spec, tokens = self.spec, self._tokens[split]
             numbering = Numbering(spec.layout, spec.shard_tokens, spec.split_rule, self.manifest.digits)
@@ -302,19 +303,15 @@ class Output:
             self._files[split] = file
         return self._files[split]
 
-    def settle(self) -> None:
-        """Record everything that is placed up to the last checkpoint."""
-        self._settle(0)
-
     def finish(self) -> Manifest:
         """Give every file its final name, and save the manifest as complete."""
-        self._settle(0)
-        # Open files that still grow, so that they are finished even if this run has added nothing.
+        self.settle()
+        # Open files that still grow, to finish them even if this run has added nothing.
         files = list_files(self.manifest.shards)
         everything = self.spec.store.find_all(file.name for file in files)
         for file in files:
             found = everything.get(file.name)
-            # One that is longer was named by a run that was killed before it recorded the rest.
+            # If it is longer, a run was killed between naming it and recording the rest.
             if found is not None and (not found.named or found.size_bytes > file.end_bytes):
                 self._file(file.split)
         dropped = self._files.pop("train", None) if self.spec.drop_short else None
@@ -322,13 +319,13 @@ class Output:
             records = self.manifest.shards
             kept = tuple(record for record in records if record.name != dropped.name)
             counts = (record.counts for record in records if record.name == dropped.name)
-            self._counts = sum(counts, self._counts)  # kept, because the input was read all the same
+            self._counts = sum(counts, self._counts)  # the input was read all the same
             self.manifest = replace(self.manifest, shards=kept)
         if self._files:
             self._begin_checkpoint(self._placed, set(SPLITS))
-        self._settle(0)
+        self.settle()
         assert not self._checkpoints, "a complete manifest has everything"
-        # Sidecars, of several files at once; while the disk is full, wait and try again.
+        # Write the sidecars of several files at once; while the disk is full, wait and retry.
         finished, at_once = list_finished(self.spec.store, self.manifest), max(1, self.plane.workers)
         for first in range(0, len(finished), at_once):
             self.disk.attempt(partial(self._write_sidecars, finished[first : first + at_once]))
@@ -338,10 +335,10 @@ class Output:
             "tokens": manifest.tokens,
             "documents": manifest.documents,
             "dropped_tokens": dropped.tokens if dropped else 0,
-            **asdict(manifest.counts + self._counts),  # with those of a rest that has no token
+            **asdict(manifest.counts + self._counts),  # including those of a rest without tokens
         }
         self._save(replace(manifest, complete=True, totals=totals))
-        if dropped is not None:  # only now: until here the saved manifest may have named a part of it
+        if dropped is not None:  # only now: until here the saved manifest may have named it
             dropped.discard()
             self.spec.store.remove([dropped.name])
         return self.manifest
@@ -353,13 +350,13 @@ class Output:
             try:
                 self.plane.wait(write)
             except OutputError as error:
-                failures.append(error)  # not raised yet: a second try must not meet the rest of the first
+                failures.append(error)  # raised below, so that a retry does not overlap with the first try
         if failures:
             raise failures[0]
 
     def _begin_checkpoint(self, after: int, whole: set[Split]) -> None:
-        """End the segments of all files, which the first `after` placements have filled; the files of `whole` splits
-        are finished with it."""
+        """End the current segments of all files, filled by the first `after` placements; the files of `whole` splits
+        are complete with them."""
         segments = []
         for split in SPLITS:
             file = self._files.get(split)
@@ -372,8 +369,8 @@ class Output:
             counts, self._counts = self._counts, Counts()
         self._checkpoints.append(_Checkpoint(tuple(segments), after, self._end, self._taken, counts, []))
 
-    def _settle(self, most: int, longest_seconds: float | None = None) -> None:
-        """Seal and record what is ready; wait until at most `most` checkpoints are left."""
+    def settle(self, most: int = 0, longest_seconds: float | None = None) -> None:
+        """Seal and record what is ready, and wait until at most `most` checkpoints are left."""
         self.advance()
         while len(self._checkpoints) > most:
             first = self._checkpoints[0]
@@ -383,11 +380,11 @@ class Output:
             elif self._writes:
                 self.plane.wait(self._writes[0], longest_seconds)
             else:
-                return  # an interruption has come between its placements and their futures
+                return  # Ctrl-C came between its placements and their futures
             self.advance()
 
     def advance(self) -> None:
-        """Do what can be done without waiting: have segments sealed that are written, record those that are sealed."""
+        """Without waiting, have written segments sealed, and record sealed ones."""
         while self._writes and self._writes[0].done():
             self._writes[0].result()
             self._writes.popleft()
@@ -397,9 +394,9 @@ class Output:
                     continue
                 joins_parts = any(segment.whole and segment.begin for segment in checkpoint.segments)
                 if joins_parts and checkpoint is not self._checkpoints[0]:
-                    break  # a store that puts parts together needs those before it
+                    break  # to join parts, the store needs the earlier ones
                 self.spec.store.check_lock()
-                # All or none: after Ctrl-C in between, half of them would look like all.
+                # All or none: if Ctrl-C came in between, half of them would look like all.
                 seals = [self.plane.seal(segment) for segment in checkpoint.segments]
                 checkpoint.seals.extend(seals)
             sealed = list(itertools.takewhile(self._is_sealed, self._checkpoints))
@@ -410,7 +407,7 @@ class Output:
                 self._checkpoints.popleft()
 
     def _is_sealed(self, checkpoint: _Checkpoint) -> bool:
-        """Return whether a checkpoint is sealed; raise the error if it can't be, once it is the first."""
+        """Return whether a checkpoint is sealed; if that failed, raise the error once it is the first checkpoint."""
         if not checkpoint.seals or not all(seal.done() for seal in checkpoint.seals):
             return False
         failures = [failure for seal in checkpoint.seals if (failure := seal.exception()) is not None]
@@ -419,23 +416,21 @@ class Output:
         return not failures
 
     def _record(self, checkpoints: Sequence[_Checkpoint]) -> None:
-        """Name the files that are whole, and save the manifest with the new segments. All checkpoints that are sealed
-        are recorded together: saving takes a bucket a fifth of a second."""
+        """Name complete files, and save the manifest with the new segments of all sealed checkpoints at once, because
+        saving it to a bucket takes a fifth of a second."""
         self.spec.store.check_lock()
         records: list[ShardRecord] = []
         for checkpoint in checkpoints:
             for segment in checkpoint.segments:
-                try:
+                with output_errors(self.spec.store.folder / segment.name):
                     self.spec.store.name_file(segment)
-                except OSError as error:
-                    raise output_error(self.spec.store.folder / segment.name, error) from error
                 if segment.whole:
                     self._unnamed = [file for file in self._unnamed if file.name != segment.name]
             records += checkpoint.make_records()
         names = {record.name for record in records}
-        for file in self._unnamed:  # before the manifest names it: from then on it must not be removed
+        for file in self._unnamed:  # before saving: a file that the manifest names must not be removed
             file.is_recorded = file.is_recorded or file.name in names
-        # An interruption may have come after some of them were recorded.
+        # Ctrl-C may have come after some of them were recorded.
         recorded = self.manifest.shards[-len(records) :]
         self._save(self.manifest.append(*(record for record in records if record not in recorded)))
         self.on_record(records, checkpoints[-1].end)

@@ -156,7 +156,7 @@ def test_help_has_every_setting_in_a_group() -> None:
     ("words", "code", "sentence"),
     [
         ([], 2, "subcommand is missing"),
-        (["frobnicate"], 2, "no such subcommand"),
+        (["frobnicate"], 2, "unknown subcommand"),
         (["build"], 2, "nothing to build"),
         (["build", "--out", "o"], 3, "no input"),
         (["build", "--out", "o", "--input", "nowhere.txt"], 3, "nowhere.txt"),

@@ -26,7 +26,7 @@ def crash_everywhere(wanted: Wanted, out: Path, *, soak: bool, **job: Any) -> in
             "settings": settings,
             "resumed": settings,
             "writes": 1 if soak else 40,
-            "step": 1 if soak else 4,
+            "step": 1 if soak else 6,
             "piles": 3,
             "expected": reference.digests(layout_reference.files(SHUFFLED, wanted)),
             **job,

@@ -157,7 +157,7 @@ def test_a_mix_of_folders_is_the_plain_loop(
     folders: dict[str, Folder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: Tries
 ) -> None:
     """Byte for byte, in blocks of any size, however documents are put together, and from any record on."""
-    for seed in tries(25, 200):
+    for seed in tries(10, 200):
         chooser = random.Random(seed)
         mixed, out = random_mix(chooser), tmp_path / str(seed)
         print(seed, mixed)
@@ -181,7 +181,7 @@ def test_a_shuffle_of_folders_is_the_plain_sort(
     folders: dict[str, Folder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: Tries
 ) -> None:
     """Of one folder, or of a mix, in blocks of any size, with any number of piles, and from any record on."""
-    for seed in tries(25, 200):
+    for seed in tries(10, 200):
         chooser = random.Random(seed)
         mixed, out = random_mix(chooser), tmp_path / str(seed)
         if chooser.random() < 0.5:

@@ -127,7 +127,7 @@ def test_a_document_that_began_before_is_not_counted(tmp_path: Path) -> None:
         list(inspection.read_document(target, 2))
     assert [match.document for match in inspection.find_text(target, "e")] == [-1, 0]
     shown = inline.run_command("inspect", target.location).stdout
-    assert f"in the middle of a document, with {len(rest)} tokens of one that began before" in shown
+    assert f"with the last {len(rest)} tokens of an earlier document" in shown
     assert re.search(r"documents +2, EOT before each\n", shown)
     assert re.search(rf"length +{len(whole) / 2:.1f} tokens on average", shown)
 

@@ -200,8 +200,8 @@ def test_work_that_was_not_finished_is_no_damage(out: Path) -> None:
     assert verdict.unfinished == ["edufineweb_train_000002.npy"]
     done = inline.run_command("verify", out)
     assert done.returncode == 0
-    assert "edufineweb_train_000002.npy: not finished when the run was stopped" in done.stdout
-    words = "2 shards, 6,000 tokens verified, so far: the build is not finished; run its command again."
+    assert "edufineweb_train_000002.npy: not finished: left by a stopped run" in done.stdout
+    words = "2 shards, 6,000 tokens verified, so far: the build is not finished; rerun its command to resume."
     assert words in done.stdout
     (out / "edufineweb_train_000777.npy").write_bytes(b"extra")
     assert verify_folder(FolderStore(out)).untracked == ["edufineweb_train_000777.npy"]
@@ -272,8 +272,8 @@ def test_while_a_build_is_at_work_nobody_is_told_to_delete(out: Path) -> None:
     with FolderLock(out):
         done = inline.run_command("verify", out)
         assert done.returncode == 0
-        assert done.stdout.endswith("6,000 tokens verified, so far: a build is at work here.\n")
-        assert "not finished yet; the build that is at work makes it" in done.stdout
+        assert done.stdout.endswith("6,000 tokens verified, so far: a build is running here.\n")
+        assert "not finished: the running build will finish it" in done.stdout
         (out / recorded(out)[0]).write_bytes(b"broken")
         done = inline.run_command("verify", out)
     assert done.returncode == 7

@@ -142,15 +142,15 @@ def test_it_says_what_a_build_would_do_in_this_folder(tmp_path: Path) -> None:
         manifest = open_manifest(runs.job_of(out, path, shard_tokens=1000, max_tokens=limit), same_source=False)
         return verdict_on(manifest, held=False)
 
-    assert verdict(2500) == "would begin"
+    assert verdict(2500) == "would start from the beginning"
     assert not out.exists()
     runs.build_inline(out, path, shard_tokens=1000, max_tokens=2500)
     assert verdict(2500) == "nothing to do: complete, 2,500 tokens"
-    assert verdict(None) == "would resume after edufineweb_train_000001.npy, 2,000 tokens are done"
+    assert verdict(None) == "would resume after edufineweb_train_000001.npy; 2,000 tokens are done"
     words = ["--input", path, "--out", out, "--shard-tokens", "1k", "--max-tokens", "2k"]
     refused = inline.run_command("plan", *words)
     assert refused.returncode == 4
-    assert "build      would be refused, for the reason in the last lines" in refused.stdout
+    assert "build      would be refused; the reason is below" in refused.stdout
     assert refused.stderr == inline.run_command("build", *words).stderr
     assert "--max-tokens 2,000: the folder already has 2,500 tokens" in refused.stderr
 
@@ -229,5 +229,5 @@ def test_a_plan_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "shards").mkdir()
     done = inline.run_command("plan", "small.txt", "--val-tokens", "1")
     assert done.returncode == 0, done.stderr
-    assert "would begin; name the folder: --out shards-2" in done.stdout
+    assert "would start from the beginning; choose the folder with --out shards-2" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shards", "small.txt"]

@@ -50,5 +50,5 @@ def test_the_first_run_has_no_sum(long_plans: None, tmp_path: Path) -> None:
     """It would say the same twice."""
     source = write_jsonl(tmp_path / "a.jsonl", make_documents(60, seed=7))
     done = inline.run_command("build", source, "--out", tmp_path / "out", "--shard-tokens", "1000")
-    assert "Done: " in done.stdout
+    assert "Done and verified in " in done.stdout
     assert "All runs" not in done.stdout

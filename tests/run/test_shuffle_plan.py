@@ -126,7 +126,7 @@ def test_the_plan_says_what_a_shuffle_does(tmp_path: Path, monkeypatch: pytest.M
     assert row(plan, "shuffle") == "all documents, by seed 7, in two passes: into 5 piles, then into shards"
     assert row(plan, "validation") == "the first 2,000 tokens: a random sample"
     assert " for both passes (" in row(plan, "time")
-    assert "tokens/s in the first pass, an estimate" in row(plan, "time")
+    assert "tokens/s in the first pass, estimated" in row(plan, "time")
     assert plan.extent.tokens is not None
     assert plan.tokens_per_second is not None
     seconds = plan.extent.tokens / plan.tokens_per_second

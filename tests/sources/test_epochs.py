@@ -68,10 +68,10 @@ def test_every_epoch_has_all_files_but_those_for_validation(source: Source) -> N
     assert list(source.batches(Cursor(17, 0))) == []
 
 
-def test_a_run_may_begin_at_every_batch_of_every_epoch(source: Source) -> None:
+def test_a_run_may_begin_at_every_batch_of_every_epoch(source: Source, soak: bool) -> None:
     """What is listed from there on has the rest of the documents."""
     batches = list(source.batches(Cursor(0, 0)))
-    for number, batch in enumerate(batches):
+    for number, batch in list(enumerate(batches))[:: 1 if soak else 7]:
         if not batch.rows:
             start = Cursor(batch.file, batch.position, starts_mid_document=batch.starts_mid_document)
             again = list(source.batches(start))

@@ -29,7 +29,7 @@ def test_the_hash_is_the_one_of_the_reference_and_never_the_same() -> None:
     ordinals = np.array([0, 1, 2, 10**9, 2**40])
     for seed in SEEDS:
         assert hash64(seed, ordinals).tolist() == [shuffle_reference.hash64(seed, int(one)) for one in ordinals]
-        assert len(np.unique(hash64(seed, np.arange(DOCUMENTS)))) == DOCUMENTS
+        assert (np.diff(np.sort(hash64(seed, np.arange(DOCUMENTS)))) > 0).all()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

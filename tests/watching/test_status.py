@@ -112,7 +112,7 @@ def test_running(folder: Path) -> None:
         state, text, code = shown(folder)
     assert (state, code) == ("running", 20)
     for words in ["encoding", "4711", "37.1 %", "3.71M of about 10M", "71 % of 1M", "16.8k tokens/s", "6 min",
-                  "2 workers, 731.0 MB", "744.0 MB at most"]:  # fmt: skip
+                  "2 workers, 731.0 MB", "peak 744.0 MB"]:  # fmt: skip
         assert words in text
     assert "resume" not in text
 
@@ -408,7 +408,7 @@ def test_watch_waits_for_a_build_that_has_not_begun(
     shown = capsys.readouterr()
     states = [json.loads(line)["state"] for line in shown.out.splitlines()]
     assert (states[0], states[-1]) == ("running", "complete")
-    assert shown.err == f"Waiting for a build in {folder} to begin; Ctrl-C ends this command.\n"
+    assert shown.err == f"Waiting for a build to start in {folder}; Ctrl-C ends this command.\n"
 
 
 def test_the_folder_may_come_from_a_config(killed: Path) -> None:

@@ -437,7 +437,7 @@ def test_counts_are_checked_against_token_count(home: Path, tmp_path: Path) -> N
     ours = len(reference.encode(documents[37]))
     assert f"document <urn:uuid:37> has {ours:,} tokens, its token_count says {ours + 1:,}" in done.stderr
     assert done.stderr.count("token_count says") == 1
-    assert "Another token_count than ours: 1 document." in done.stdout
+    assert "Different token_count in the source: 1 document." in done.stdout
 
 
 def test_downloads_stay_for_the_next_epoch(hub: StandInHub, home: Path, tmp_path: Path) -> None:
@@ -525,7 +525,7 @@ def test_a_held_folder_is_refused_before_the_hub_is_asked(hub: StandInHub, home:
         assert hub.requests == []
         plan = forked.run_command("plan", *SAMPLE, "--out", out, *FLAGS, **environment(hub, home))
     assert plan.returncode == 0, plan.stderr
-    assert "build      a run is at work in this folder" in plan.stdout
+    assert "build      a build is running in this folder" in plan.stdout
 
 
 @pytest.mark.full
@@ -542,7 +542,7 @@ def test_plan_counts_the_bytes_up_to_max_tokens(hub: StandInHub, home: Path, tmp
     assert told
     assert size * share <= 1000 * float(told[1]) <= 1.2 * size * share
     assert "disk       60.0 kB needed" in done.stdout
-    assert "build      would begin" in done.stdout
+    assert "build      would start from the beginning" in done.stdout
     assert done.stderr == ""
 
 

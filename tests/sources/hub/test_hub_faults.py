@@ -337,7 +337,7 @@ DAMAGES = {
     "a length in what a plan reads": (FIRST - 1, 0x80),
     "the footer": (len(UNPACKED) - 6, 0x80),
 }
-BLAME = ("token_count says", "left out: ", "Left out", "Another token_count")
+BLAME = ("token_count says", "left out: ", "Left out", "Different token_count")
 ARRIVED_DAMAGED = "arrived damaged and were fetched again"
 
 
@@ -399,7 +399,7 @@ def test_counts_that_are_all_wrong_are_soon_believed(home: Path, tmp_path: Path)
             done = build(hub, home, tmp_path / str(len(fetched)), *SAMPLE)
             assert done.returncode == 0, done.stderr
             fetched.append(hub.content_bytes / len(content))
-    assert f"Another token_count than ours: {len(DOCUMENTS[0])} documents" in done.stdout
+    assert f"Different token_count in the source: {len(DOCUMENTS[0])} documents" in done.stdout
     assert fetched[0] < fetched[1] < fetched[0] + 1.5  # again for every batch, with the footer, would be 7
 
 
