@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 _COUNTS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
@@ -102,6 +102,11 @@ def show_number_of(count: int, noun: str) -> str:
     """Format a count with its noun: `1 shard`, `3 shards`, `1,000 batches`."""
     plural = f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Return the first three names, and an ellipsis if there are more."""
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def show_bytes(count: float) -> str:

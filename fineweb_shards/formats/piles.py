@@ -1,16 +1,16 @@
 """The piles of a shuffle (stream/shuffle.py): their files, and how the second pass reads them.
 
-A pile has the tokens of its documents, EOTs included, in the order in which they came. A list beside the piles grows by
-a block with each checkpoint: a table with a row for each pile, and (hash, tokens) of the documents that have ended, by
-pile. The row says where those of the pile are, their CRC, how long the pile is by now, and the SHA-256 of what was
-added to it. So of the list is read what one pile needs, and nothing that is read goes unchecked: neither a pile, from
-the checkpoint on that has recorded it, nor the list.
+A pile has the tokens of its documents, EOTs included, in the order of the stream. A list beside the piles grows by one
+block per checkpoint: a table with a row for each pile, then (hash, tokens) of the documents that have ended, by pile.
+The row has the range of the pile's documents in the block, their CRC, the length of the pile, and the SHA-256 of what
+was added to it. So one pile needs only its share of the list, and everything is checked when it is read: a pile from
+the checkpoint that recorded it, and the list.
 
 A position in a pile is a number of tokens in the order of the hashes. A batch is as small as any other, and its payload
-says where its documents are: a worker reads them from a pile that the parent has just read from front to back to
-compare its hash. So no process holds a pile, however large it is, and the disk is read in one go. Nor does any hold the
-list of a pile: the parent divides its documents by their hashes into parts, reads the list again for each, and holds
-what `PART_BYTES` are enough for.
+says where its documents are: a worker reads them from a pile that the parent has just read sequentially to compare its
+hash. So no process holds a whole pile, whatever its size, and the disk is read sequentially. Nor does any process hold
+the whole list of a pile: the parent divides the documents by hash into parts that fit into `PART_BYTES`, and reads the
+list again for each.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ FOLDER = "piles"
 ENTRY_BYTES = 2 * 8  # of a document in the list
 _ROW = np.dtype([("begin", "<i8"), ("end", "<i8"), ("crc", "<u8"), ("tokens", "<i8"), ("sha256", "V32")])
 _READ_BYTES = 2**20
-_PIECE_DOCUMENTS = 2**15  # of the list, that are read at once
-# Memory of the parent for lists (counted in PARENT_BYTES, run/resources.py), and per document while a part is sorted
-# and the previous one still held. Measured: 48 bytes per document, and a megabyte.
+_PIECE_DOCUMENTS = 2**15  # of the list, read at once
+# Memory of the parent for lists (included in PARENT_BYTES, run/resources.py), and per document while a part is sorted
+# and the previous one is still held. Measured: 48 bytes per document, plus a megabyte.
 PART_BYTES = 32 * 2**20
 _PART_DOCUMENT_BYTES = 52
 MOST_IN_PART = PART_BYTES // _PART_DOCUMENT_BYTES
-_GAP_BYTES = 2**13  # to read as many between two documents takes less than to read once more
-_SHORT_TOKENS = 64  # NumPy copies a document of so many by their indices as fast as Python copies it whole
-_INDEXED_AT_ONCE = 2**13  # of these documents: their indices stay in the processor's cache
+_GAP_BYTES = 2**13  # reading a gap of this size between documents is faster than another read
+_SHORT_TOKENS = 64  # up to this length copying by NumPy indices is faster than a Python slice per document
+_INDEXED_AT_ONCE = 2**13  # of these documents, so that their indices stay in the processor's cache
 
 
 def pile_name(number: int) -> str:
@@ -62,7 +62,7 @@ def list_path(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def pile_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of a file of the first pass into an OutputError; if it can't be read, with the next step."""
+    """Turn an OSError on a file of the first pass into an OutputError that names the next step."""
     try:
         with output_errors(path):
             yield
@@ -77,7 +77,7 @@ def pile_errors(path: Path) -> Iterator[None]:
 
 
 def digest_of(path: Path, begin: int, end: int) -> hashlib._Hash:
-    """Return the SHA-256 of a range of a file; of a shorter one, of what there is."""
+    """Return the SHA-256 of a range of a file, or of what there is if the file is shorter."""
     digest = hashlib.sha256()
     with open_own(path, "rb") as file:
         file.seek(begin)
@@ -90,7 +90,7 @@ def digest_of(path: Path, begin: int, end: int) -> hashlib._Hash:
 def list_block(
     tokens: Sequence[int], sha256: Sequence[bytes], hashes: NDArray[np.uint64], lengths: Positions, piles: Piles
 ) -> bytes:
-    """Return the next block of the list: how long each pile is now, the SHA-256 of what was added, and documents."""
+    """Return the next block of the list: each pile's length, the SHA-256 of what was added, and the documents."""
     order = np.argsort(piles, kind="stable")
     entries = np.empty((len(hashes), 2), "<u8")
     entries[:, 0], entries[:, 1] = hashes[order], lengths[order]
@@ -103,7 +103,7 @@ def list_block(
 
 
 def append_to_list(path: Path, position: int, block: bytes) -> None:
-    """Write a block of the list durably, at a position, and cut off what comes after it."""
+    """Write a block of the list durably at a position, and truncate the file after it."""
     with open_own(path, "r+b") as file:
         file.seek(position)
         file.write(block)
@@ -114,7 +114,7 @@ def append_to_list(path: Path, position: int, block: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Documents of a pile whose hashes follow one another, in this order. Positions are those in the pile."""
+    """Documents of a pile with consecutive hashes, in order. Positions are those in the pile."""
 
     begin: int
     ends: Positions
@@ -125,8 +125,8 @@ class _Part:
         return int(self.ends[-1]) if len(self.ends) else self.begin
 
     def cut(self, begin: int, most_tokens: int, most_documents: int) -> tuple[int, bool, Positions, Positions]:
-        """Return where a batch ends that begins here, whether inside a document, and place and length of each of its
-        documents. It ends before the first one of which not all fits, or in it, if it is the only one."""
+        """Return the end of a batch that begins here, whether that is inside a document, and offset and length of each
+        of its documents. It ends before the first document that does not fit, or inside it if it is the only one."""
         first, last = np.searchsorted(self.ends, (begin, begin + most_tokens), side="right").tolist()
         last = min(last, first + most_documents)
         end = int(self.ends[last - 1]) if last > first else begin + most_tokens
@@ -138,17 +138,17 @@ class _Part:
 
 
 class _Pile:
-    """The list of a pile. It raises DamageError if that has changed."""
+    """The list of a pile, which raises DamageError if it has changed."""
 
     def __init__(self, path: Path, number: int, piles: PileSettings) -> None:
         self._path = path
         with pile_errors(path):
             self._rows, self._positions = self._read_rows(number, piles)
-            # Of what each checkpoint has added: where it ends in the pile, and its SHA-256.
+            # For each checkpoint, where its tokens end in the pile, and their SHA-256.
             self.added = [(int(row["tokens"]), row["sha256"].tobytes()) for row in self._rows]
             parts = max(1, -(-int((self._rows["end"] - self._rows["begin"]).sum()) // MOST_IN_PART))
-            # Hashes are uniform: intervals of the same width have about as many. In the pile of validation, number 0,
-            # is any of them.
+            # Hashes are uniform, so intervals of the same width have about the same number of documents. The pile for
+            # validation, number 0, has hashes of the whole range.
             before, count = (number - 1, piles.count - 1) if number else (0, 1)
             inner = [2**64 * (before * parts + number) // (count * parts) for number in range(1, parts)]
             self._bounds = np.array([0, *inner, 2**64 - 1], np.uint64)
@@ -160,7 +160,7 @@ class _Pile:
         self.tokens = int(self._ends[-1])
 
     def parts(self, position: int) -> Iterator[_Part]:
-        """Yield the parts from that on which has this position."""
+        """Yield the parts, beginning with the one at this position."""
         for number in range(int(np.searchsorted(self._ends, position, side="right")), len(self._ends)):
             with pile_errors(self._path):
                 part = self._part(number)
@@ -170,7 +170,7 @@ class _Pile:
     def _part(self, number: int) -> _Part:
         hashes, lengths, offsets = (list[NDArray[Any]]() for _ in range(3))
         low, high = self._bounds[number : number + 2]
-        is_last = number + 1 == len(self._ends)  # with the highest of all hashes
+        is_last = number + 1 == len(self._ends)  # includes the highest hash
         for piece in self._pieces():
             chosen = np.flatnonzero((piece[0] >= low) & ((piece[0] < high) | is_last))
             for arrays, values in zip((hashes, lengths, offsets), piece, strict=True):
@@ -183,11 +183,11 @@ class _Pile:
 
     def _read(self, file: BinaryIO, size_bytes: int) -> bytes:
         if len(data := file.read(size_bytes)) < size_bytes:
-            raise _changed(self._path, "The")
+            raise _changed(self._path)
         return data
 
     def _read_rows(self, number: int, piles: PileSettings) -> tuple[NDArray[np.void], list[int]]:
-        """Return the pile's row of each block, and where in the list the first entry is."""
+        """Return the row of this pile in each block, and the position of its first entry in the list."""
         rows, positions, position = [], [], 0
         with open_own(self._path, "rb") as file:
             while position < piles.list_bytes:
@@ -197,14 +197,14 @@ class _Pile:
                 (last,) = np.frombuffer(self._read(file, _ROW.itemsize), _ROW)
                 position += piles.count * _ROW.itemsize
                 if not 0 <= row["begin"] <= row["end"] <= last["end"] <= piles.list_bytes:
-                    raise _changed(self._path, "The")
+                    raise _changed(self._path)
                 rows.append(row)
                 positions.append(position + ENTRY_BYTES * int(row["begin"]))
                 position += ENTRY_BYTES * int(last["end"])
         return np.array(rows, _ROW), positions
 
     def _pieces(self) -> Iterator[tuple[NDArray[np.uint64], Positions, Positions]]:
-        """Yield hash, tokens, and place in the file of each document, of some at a time."""
+        """Yield hash, tokens and file offset of each document, some at a time."""
         offset = 0
         counts = (self._rows["end"] - self._rows["begin"]).tolist()
         with open_own(self._path, "rb") as file:
@@ -220,19 +220,17 @@ class _Pile:
                     yield hashes, lengths, ends - lengths
                     offset = int(ends[-1])
                 if crc != expected:
-                    raise _changed(self._path, "The")
+                    raise _changed(self._path)
 
 
 def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    """Return arrays as one, and let go of them."""
+    """Join arrays and release them."""
     joined = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
     arrays.clear()
     return joined
 
 
 class PilesFormat(Format):
-    """Reads piles."""
-
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         if not file.size_bytes:
             return
@@ -252,13 +250,13 @@ class PilesFormat(Format):
                 position, starts_mid_document = end, is_mid
 
     def _check(self, path: Path, pile: _Pile, width: int) -> None:
-        """Raise DamageError if a pile is not what was written. It is removed, so that the next run makes all again."""
+        """Raise DamageError if a pile has changed, and remove it, so that the next run repeats the first pass."""
         done = 0
         for tokens, sha256 in pile.added:
             found = digest_of(path, done * width, tokens * width).digest()
             if found != sha256:
                 path.unlink()
-                raise _changed(path, "It was removed: the")
+                raise _changed(path, "It was removed. ")
             done = tokens
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
@@ -275,7 +273,7 @@ class PilesFormat(Format):
         if not piles.eot_first and batch.ends_mid_document:
             eots = eots[:-1]
         if not np.array_equal(self.settings.vocabulary.find_eots(tokens), eots):
-            raise _changed(path, "Remove it: the")
+            raise _changed(path, "Remove it. ")
         done = batch.end == numbers[0]
         end = Cursor(file.index + 1, 0) if done else Cursor(file.index, batch.end, 0, batch.ends_mid_document)
         yield TextChunk(
@@ -294,14 +292,17 @@ class PilesFormat(Format):
         """No file is kept open."""
 
 
-def _changed(path: Path, what: str) -> DamageError:
-    hint = f"Memory or disk may be faulty. {what} same command makes the first pass again, and keeps finished shards."
-    return DamageError(f"{path}: this file of the shuffle has changed since it was written.", hint)
+def _changed(path: Path, done: str = "") -> DamageError:
+    return DamageError(
+        f"{path}: this file of the shuffle has changed since it was written.",
+        f"Memory or disk may be faulty. {done}Rerun the same command to repeat the first pass. "
+        "Finished shards are kept.",
+    )
 
 
 def _read_ranges(path: Path, tokens: Tokens, places: Positions, lengths: Positions) -> Tokens:
-    """Read ranges of a file of tokens into `tokens`, one after the other; DamageError if the file is too short. Those
-    that are close to each other in the file are read together."""
+    """Read ranges of a token file into `tokens`, one after the other; DamageError if the file is too short. Nearby
+    ranges are read together."""
     order, width = np.argsort(places), tokens.itemsize
     targets, begins, lengths = (np.cumsum(lengths) - lengths)[order], places[order], lengths[order]
     ends, blocks = begins + lengths, begins * width // _READ_BYTES
@@ -311,7 +312,7 @@ def _read_ranges(path: Path, tokens: Tokens, places: Positions, lengths: Positio
     starts = begins[firsts]
     sizes = ends[firsts + counts - 1] - starts
     before = np.cumsum(sizes) - sizes
-    begins += np.repeat(before - starts, counts)  # in all that is read
+    begins += np.repeat(before - starts, counts)  # in everything that is read
     bounds = np.flatnonzero(np.diff(before * width // _READ_BYTES, prepend=-1, append=-1)).tolist()
     with pile_errors(path), open_own(path, "rb", buffering=0) as file:
         for first, stop in pairwise(bounds):  # hold a block or two
@@ -324,14 +325,14 @@ def _read_ranges(path: Path, tokens: Tokens, places: Positions, lengths: Positio
                 while position < end and (count := file.readinto(view[position:end])):  # type: ignore[attr-defined]
                     position += count
                 if position < end:
-                    raise _changed(path, "The")
+                    raise _changed(path)
             own = slice(int(firsts[first]), int(firsts[stop - 1] + counts[stop - 1]))
             copy_ranges(held, begins[own] - before[first], lengths[own], tokens, targets[own])
     return tokens
 
 
 def copy_ranges(source: Tokens, begins: Positions, lengths: Positions, target: Tokens, places: Positions) -> None:
-    """Copy ranges of an array to places in another one."""
+    """Copy ranges of an array to places in another array."""
     read, write = source.data, target.data
     long = lengths > _SHORT_TOKENS
     for begin, length, place in zip(begins[long].tolist(), lengths[long].tolist(), places[long].tolist(), strict=True):

@@ -21,7 +21,7 @@ from fineweb_shards.errors import BadFileError, UsageError
 from fineweb_shards.formats.ranges import ByteView, StreamView
 from fineweb_shards.formats.registry import TEXT
 from fineweb_shards.storage.place import InputFile
-from fineweb_shards.units import show_number_of
+from fineweb_shards.units import first_few, show_number_of
 
 SAMPLE_BYTES = 64 * 1024
 HEAD_BYTES = 2**20  # the first sample for detecting separators, and the only one of a stream
@@ -145,7 +145,7 @@ def settle_separators(files: Sequence[InputFile]) -> tuple[tuple[InputFile, ...]
     settled |= {file.index: "blank" for file in unknown}
     note = None
     if unknown:
-        few = ", ".join(file.name for file in unknown[:3]) + (", …" if len(unknown) > 3 else "")
+        few = first_few([file.name for file in unknown])
         each = "is one document" if len(unknown) == 1 else "are one document each"
         note = (
             f"{show_number_of(len(unknown), 'text file')} without blank lines {each}: {few} "

@@ -1,17 +1,17 @@
-"""`build`: run all stages, as drawn in docs/architecture.md:
+"""`build`: run all stages (docs/architecture.md):
 
 source ──► executor ──► stitcher ──► mix ──► packer ──► output ──► manifest
               ▲                                           │
               └──── where tokens belong, what to seal ────┘
 
-The executor is processes on this machine, or tasks on a Ray cluster (`--executor`).
+The executor runs processes on this machine, or tasks on a Ray cluster (`--executor`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -37,16 +37,13 @@ from fineweb_shards.run.shuffle import (
     tell_begin,
     tell_end,
 )
-from fineweb_shards.run.stream import QUARANTINE_NAME, Running
+from fineweb_shards.run.stream import QUARANTINE_NAME, Running, write_stream
 from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.store.manifest import Manifest, load_manifest
-from fineweb_shards.stream.packer import Packer
-from fineweb_shards.stream.section import Section
 from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER
-from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursors, ShardRecord, ShardSlice
 from fineweb_shards.units import show_bytes, show_number_of, show_seconds
 from fineweb_shards.watching.monitor import Monitor, StartObserver
@@ -55,8 +52,8 @@ from fineweb_shards.watching.run_files import EventLog, RunRecord, current_invoc
 from fineweb_shards.watching.screen import Screen, WaitsOnScreen
 from fineweb_shards.writing.placement import Output, begin_output, make_packer
 
-# Memory of a Ray cluster that a run starts on this machine, for each byte of text that may be in flight: tokens that
-# are not written yet may fill half of it.
+# Memory of a Ray cluster that a run starts on this machine, per byte of text in flight: unwritten tokens may fill half
+# of it.
 _STORE_COPIES = 2
 _FILTER_COUNTS = ("filtered_documents", "unknown_documents", "unsampled_documents", "short_documents", "long_documents")
 
@@ -69,20 +66,20 @@ class Outcome:
     manifest: Manifest
     new_shards: int  # including a file that has grown
     new_tokens: int
-    seconds: float  # from the start of the run, with its waits, without verifying what earlier runs made
+    seconds: float  # of the run, including waits, excluding the verification of earlier shards
     run: RunRecord | None = None  # None: there was nothing to do
 
     def check(self) -> None:
-        """Raise an error if the build went to its end, but documents were left out, or there were none."""
+        """Raise an error if the build finished, but documents had to be left out, or there were none."""
         manifest = self.manifest
         if manifest.quarantined:
             raise QuarantineError(
-                f"{show_number_of(len(manifest.quarantined), 'document')} could not be encoded and had "
-                f"to be left out: see {self.job.folder / WORK_FOLDER / QUARANTINE_NAME}."
+                f"{show_number_of(len(manifest.quarantined), 'document')} could not be encoded and had to be left out: "
+                f"see {self.job.folder / WORK_FOLDER / QUARANTINE_NAME}."
             )
         if manifest.shards or manifest.totals["dropped_tokens"]:
             return
-        if manifest.mix is not None and not manifest.mix.until_all:  # else the first part would have a token by now
+        if manifest.mix is not None and not manifest.mix.until_all:  # part 1 has the first turn
             raise InputError(
                 f"Part 1 ({manifest.parts[0].label}) has no documents, so the mix ended at its first turn, "
                 "without a shard.",
@@ -94,7 +91,7 @@ class Outcome:
                 "The counts above say why: change --where, --sample or the limits, and run it again.",
             )
         raise InputError(
-            "The input holds no document, so there is no shard.",
+            "The input has no documents, so there is no shard.",
             "Check what --input or --dataset names, then start over with --fresh.",
         )
 
@@ -110,9 +107,9 @@ def build(
     reads_once: bool = False,
     when_done: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Make the shards, or the rest of them. `command` resumes the build after an interruption; with `yes`,
-    --fresh deletes without asking; `reads_once` says that the input can't be read again, so that nothing can be
-    resumed; `when_done` is called when all is made and verified, before that is told."""
+    """Make the shards, or the rest of them. `command` resumes the build after an interruption. With `yes`, --fresh
+    deletes without asking. `reads_once`: the input can't be read again, so a resume is impossible. `when_done` is
+    called when everything is made and verified, before the end is reported."""
     observer = WaitsOnScreen(screen)
     opened = _locked_job(config, fresh=fresh, reads_once=reads_once, observer=observer, command=command)
     with opened as job, lock_scratch(config):
@@ -145,11 +142,10 @@ def build(
 
 @contextlib.contextmanager
 def _locked_job(config: Config, *, fresh: bool, reads_once: bool, observer: Observer, command: str) -> Iterator[Job]:
-    """Make the job and lock its store. A hub or a bucket is only asked, and what can be read once only read, once the
-    store is locked; local files are found before, so that a misspelt name leaves no folder. `command` is for
-    `status`."""
+    """Make the job and lock its store. Local files are found before the lock, so that a misspelt name leaves no folder;
+    hubs, buckets and inputs that can be read only once are opened after it. `command` is for `status`."""
     config.check()
-    if config.executor == "ray":  # can it be had?
+    if config.executor == "ray":
         from fineweb_shards.executors.ray.cluster import check_reachable, find_address, load_ray
 
         load_ray()
@@ -169,8 +165,8 @@ def _locked_job(config: Config, *, fresh: bool, reads_once: bool, observer: Obse
         begun = None if fresh else load_manifest(store.folder)
         if reads_once and begun is not None:
             raise ChangedError(
-                f"{store.location} holds a build already, and documents of an iterable can't be resumed: nobody knows "
-                "whether it gives the same ones again.",
+                f"{store.location} already has a build, and a build from an iterable can't be resumed, because it may "
+                "yield other documents the second time.",
                 "Choose another --out, or --fresh to delete that build and start over.",
             )
         done_tokens = begun.tokens if begun else 0
@@ -191,7 +187,7 @@ def _build_rest(
     if job.config.shuffle is not None:
         manifest = find_piles(job.output, job.config, manifest, progress)
         progress.begin_pass(manifest)
-    if not manifest.piled_tokens:  # the first pass begins, with the space of what an earlier one has left
+    if not manifest.piled_tokens:  # the first pass begins: free the space of an earlier one
         remove_piles(job.config)
     history.begin_run(manifest.tokens + manifest.piled_tokens, job.budget.memory_bytes)
     store.observe(progress)
@@ -201,7 +197,7 @@ def _build_rest(
     with Monitor(job.output, progress, executor, invocation, *page, is_remote=job.is_remote) as monitor:
         if job.config.shuffle is None:
             with executor:
-                # Workers take a second or two to start; meanwhile the plan is made.
+                # Make the plan while the workers start, which takes a second or two.
                 result = run(job, announce_plan(job, manifest, progress), executor, progress)
         else:
 
@@ -235,8 +231,8 @@ def run_passes(
     progress: Progress,
     announce: Callable[[Manifest], Manifest] = lambda manifest: manifest,
 ) -> Manifest:
-    """Run a build with --shuffle, from a manifest whose piles were found; return the final one. Each pass has an
-    executor of its own; while the first one of this run starts, the plan is announced."""
+    """Run a build with --shuffle, from a manifest whose piles were found; return the final one. Each pass has its own
+    executor; the plan is announced while the first one starts."""
     begun = manifest
     progress.begin_pass(manifest)
     if begun.pass_number == 1:
@@ -255,7 +251,7 @@ def run_passes(
 
 
 def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor:
-    """Return the executor of a job, which is not started yet."""
+    """Return the executor of a job, not started yet."""
     spec = WorkerSpec(
         job.source,
         job.engine.name if job.engine else None,
@@ -271,7 +267,7 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
     if job.config.executor == "local":
         guard = MemoryGuard(budget.worker_bytes)
         return LocalExecutor(spec, budget.workers, budget.window_bytes, guard, manifest.quarantined, observer)
-    # Here, because Ray's part is an extra.
+    # Imported here, because Ray is an optional dependency.
     from fineweb_shards.executors.ray.cluster import Cluster
     from fineweb_shards.executors.ray.executor import RayExecutor
 
@@ -290,8 +286,8 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
 
 
 def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
-    """Make and show the plan of what is still to do, and refuse what the disk can't hold. Return the manifest; in a new
-    one, set the number of digits in the names of shards."""
+    """Make and show the plan of the rest, and refuse it if the disk is too small. Return the manifest; a new one with
+    the number of digits in the names of shards."""
     start, done = manifest.input_end, manifest.tokens
     plan = make_plan(job, trial_seconds=0, start=start, done_tokens=done, piles=manifest.piles)
     if error := split_error(plan):
@@ -320,6 +316,22 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
     running = Running(job, manifest, executor, progress)
     running.disk.attempt(lambda: begin_output(job.output.store, manifest))
     packer = make_packer(job.output, manifest, job.config.max_tokens)
+    begins_shard = True
+
+    def on_slice(part: ShardSlice) -> None:
+        """Wait for space before each shard, and report progress."""
+        nonlocal begins_shard
+        if begins_shard and part.tokens:  # only here is another shard certain to be written
+            # If the length of the stream is unknown, don't wait: the shard may be tiny, and writing also notices a
+            # full disk.
+            left = progress.expected_left()
+            if left is not None:
+                needed = job.output.shard_format.size_bytes(min(left, job.output.shard_tokens))
+                if free_disk_bytes(job.folder) < needed:  # recording may free the space of finished input
+                    output.settle()
+                running.disk.wait_for(needed)
+        begins_shard = part.checkpoint or (begins_shard and not part.tokens)
+        progress.advance(part.tokens, output.segments, part.end, part.taken)
 
     def on_record(records: Sequence[ShardRecord], end: Cursors) -> None:
         progress.finish_shards(records)
@@ -328,43 +340,11 @@ def run(job: Job, manifest: Manifest, executor: Executor, progress: Progress) ->
     output = Output(job.output, manifest, executor, running.disk, add_totals=running.add_totals, on_record=on_record)
     opened = running.open_stream(manifest.end, manifest.taken, output.advance, lambda: packer.left_tokens)
     with output:
-        with opened as sections:  # nothing more is read while the last files are sealed
-            _place_sections(job, sections, packer, output, running.disk, progress)
-        # Of a segment that is not full no file has its name yet.
+        with opened as sections:  # closed before the last files are sealed, to read no more
+            write_stream(sections, packer, output, on_slice)
+        # While the first segment is not full, no file has its final name.
         if error := training_error(job.output, job.config, packer.first_segment_tokens):
             raise empty_part_error(job.config.mix, progress.shares) or error
         manifest = output.finish()
     job.source.release_before(job.source.ends)
     return manifest
-
-
-def _place_sections(
-    job: Job, sections: Iterable[Section], packer: Packer, output: Output, disk: Disk, progress: Progress
-) -> None:
-    """Cut the stream into slices of shards and have them written, up to its end or to --max-tokens."""
-    begins_shard = True
-    shard_tokens, size_bytes = job.output.shard_tokens, job.output.shard_format.size_bytes
-
-    def watched(slices: Iterator[ShardSlice]) -> Iterator[ShardSlice]:
-        """Pass slices on; wait for space before each shard, and note the progress."""
-        nonlocal begins_shard
-        for part in slices:
-            if begins_shard and part.tokens:  # only here, where another shard is certain to be written
-                # If the length of the stream is unknown, don't wait: the shard may be tiny, and a full disk is also
-                # noticed in writing.
-                left = progress.expected_left()
-                if left is not None:
-                    needed = size_bytes(min(left, shard_tokens))
-                    if free_disk_bytes(job.folder) < needed:  # what is recorded may free the space of its input
-                        output.settle()
-                    disk.wait_for(needed)
-            begins_shard = part.checkpoint or (begins_shard and not part.tokens)
-            progress.advance(part.tokens, output.segments, part.end, part.taken)
-            yield part
-
-    if packer.ended:
-        return
-    for section in sections:
-        output.add(section, watched(packer.pack(section)))
-        if packer.ended:
-            return

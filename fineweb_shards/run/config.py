@@ -1,13 +1,12 @@
 """Define the settings: one frozen dataclass, filled from its defaults, a TOML file and the command line.
 
 Every field is a config key and a flag (`shard_tokens`, `--shard-tokens`). A field marked `bytes` changes the output, so
-that a resume with another value of it is refused; only `max_tokens` may change (store/resume_rules.py), because the
-stream is the same. The files of `input` and `val_input` are compared by their content (sources/files.py). `on_bad_file`
-is not marked: the content of finished shards does not depend on how later bad files are handled.
+a resume refuses another value of it, except for `max_tokens`, which leaves the stream as it is (store/resume_rules.py).
+Files of `input` and `val_input` are compared by content (sources/files.py). `on_bad_file` is not marked, because
+finished shards do not depend on it.
 
-The input may have several parts, each with settings of its own (`PART_KEYS`): all others, and what a part does not say,
-are common to all. `Config.part_configs` is a Config for each, so that whoever opens one part needs to know nothing of
-the others.
+The input may have several parts. Each can override the settings in `PART_KEYS`. `Config.part_configs` has one Config
+per part, so that code which opens a part needs to know nothing about the others.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def _setting(
     one_per_part: bool = False,
     flag: str | None = None,
 ) -> Any:
-    """Describe a setting. With `one_per_part` it may be given several times, once for each part."""
+    """Describe a setting. With `one_per_part` it may be given once per part."""
     metadata = {
         "help": help_text, "parse": parse, "bytes": bytes_, "choices": choices, "metavar": metavar,
         "one_per_part": one_per_part, "flag": flag,
@@ -69,10 +68,10 @@ OF_DATASET = ("dataset", "name", "split", "revision")
 PART_KEYS = ("input", "val_input", *PART_SETTINGS)  # what a part of the input may have of its own
 _COUNT: Any = {"parse": parse_count, "metavar": "N"}
 _MOST_TOKENS = 16 * 10**12 // GPT2.dtype.itemsize  # in a file on ext4
-# Up to this length a document is held back until it is known whether it is kept: 20 MB of tokens.
+# A document up to this length (20 MB of tokens) is held back until its length decides whether to keep it.
 _LONGEST_LIMIT = 10_000_000
-_LIMITS = {  # the least and the most, and what is said of more
-    "shard_tokens": (1, _MOST_TOKENS, "A shard is one file, and file systems end at about 16 TB."),
+_LIMITS = {  # minimum, maximum, and the hint for larger values
+    "shard_tokens": (1, _MOST_TOKENS, "A shard is one file, and file systems limit a file to about 16 TB."),
     "max_tokens": (1, 10**18, None),
     "val_tokens": (0, 10**18, None),
     "val_documents": (0, 10**18, None),
@@ -82,7 +81,7 @@ _LIMITS = {  # the least and the most, and what is said of more
     "batch_bytes": (1024, 2**40, None),
     "min_tokens": (0, _LONGEST_LIMIT, "Longer documents are always kept."),
     "max_document_tokens": (0, _LONGEST_LIMIT, "Leave it out to keep documents of every length."),
-    "epochs": (1, 10_000, "To end the stream at a number of tokens, there is --max-tokens."),
+    "epochs": (1, 10_000, "To end the stream at a number of tokens, use --max-tokens."),
     "max_outage": (0, 10 * 365 * 86400, "That is ten years, in seconds."),
 }
 
@@ -93,137 +92,139 @@ class Config:
 
     # fmt: off
     input: tuple[str, ...] = _setting(
-        (), "file, folder or glob, also in a bucket (s3://, gs://, az://) or of a dataset on the Hugging Face hub "
+        (), "file, folder or glob, also in a bucket (s3://, gs://, az://) or a dataset on the Hugging Face hub "
         "(hf://datasets/ORG/NAME/…); a file on a web server (https://); repeatable; - is standard input; "
-        "{stdlib} is Python's own library",
+        "{stdlib} is Python's standard library",
         metavar="PATH")
     format: str = _setting(
-        "auto", "what the input is; auto goes by the file name", choices=("auto", *FORMAT_CHOICES), bytes_=True)
+        "auto", "format of the input; auto detects it from the file name",
+        choices=("auto", *FORMAT_CHOICES), bytes_=True)
     dataset: str = _setting(
         "", "dataset on the Hugging Face hub, such as HuggingFaceFW/fineweb-edu, instead of --input; "
-        "repeatable: one after the other", metavar="ID", bytes_=True, one_per_part=True)
+        "repeatable, read one after the other", metavar="ID", bytes_=True, one_per_part=True)
     name: str = _setting(
-        "", "its config, such as sample-10BT; for several datasets once, or once for each",
+        "", "config of the dataset, such as sample-10BT; with several datasets: once for all, or once per dataset",
         metavar="NAME", bytes_=True, one_per_part=True)
-    split: str = _setting("train", "its split", metavar="NAME", bytes_=True, one_per_part=True)
+    split: str = _setting("train", "split of the dataset", metavar="NAME", bytes_=True, one_per_part=True)
     revision: str = _setting(
-        "", "its branch, tag or commit (default: the newest commit, which a resume then keeps)",
+        "", "branch, tag or commit of the dataset (default: the newest commit; a resume keeps it)",
         metavar="REV", bytes_=True, one_per_part=True)
     parts: tuple[Mapping[str, Any], ...] = _setting(
-        (), "a part of the input with settings of its own, such as 'dataset=ORG/NAME where=\"score > 3\"'; "
-        "repeatable, instead of --dataset and --input: one part after the other, or mixed (--weight); in TOML "
-        "[[parts]]",
+        (), "part of the input with its own settings, such as 'dataset=ORG/NAME where=\"score > 3\"'; "
+        "repeatable, instead of --dataset and --input; parts are read one after the other, or mixed (--weight); "
+        "in TOML: [[parts]]",
         metavar="SETTINGS", flag="--part")
     weight: Fraction | int | None = _setting(  # noqa: RUF009 - it makes a field, as for all others
-        None, "mix the parts by tokens, each with a share in proportion to its weight, such as 7, 0.7 or 70%; "
-        "for several datasets once for each", parse=parse_weight, metavar="W", bytes_=True, one_per_part=True)
+        None, "mix the parts by tokens, in proportion to their weights, such as 7, 0.7 or 70%; "
+        "with several datasets: once per dataset", parse=parse_weight, metavar="W", bytes_=True, one_per_part=True)
     epochs: int = _setting(
-        1, "read the documents of a part N times, front to back; for several datasets once, or once for each",
+        1, "read each part N times, front to back; with several datasets: once for all, or once per dataset",
         bytes_=True, one_per_part=True, **_COUNT)
     mix_until: str | None = _setting(
-        None, "a mix ends when the first part runs out, or the others continue without it "
+        None, "end a mix when the first part runs out, or when all parts have "
         f"(default: {FIRST_EXHAUSTED})",
         choices=(FIRST_EXHAUSTED, ALL_EXHAUSTED), bytes_=True)
-    download: bool = _setting(False, "fetch whole files ahead instead of streaming parts of them")
-    keep_downloads: bool = _setting(False, "don't delete downloaded files after use")
+    download: bool = _setting(False, "download whole files in advance instead of streaming parts of them")
+    keep_downloads: bool = _setting(False, "keep downloaded files after use")
     max_outage: int = _setting(
         3600, "how long to wait for the network, or for space on a full disk, such as 1h or 90min",
         parse=parse_seconds, metavar="TIME")
     text_column: str = _setting(
         "text", "parquet column or JSON key that holds the text", metavar="NAME", bytes_=True)
     tokens_column: str | None = _setting(
-        None, "parquet column or JSON key that holds the documents as lists of token ids, which are written "
-        "as they are; instead of --text-column", metavar="NAME", bytes_=True)
+        None, "parquet column or JSON key that holds the documents as lists of token ids, written unchanged; "
+        "instead of --text-column", metavar="NAME", bytes_=True)
     template: str | None = _setting(
-        None, r"makes a document of several columns or keys, such as '{title}\n\n{text}', instead of "
+        None, r"build each document from several columns or keys, such as '{title}\n\n{text}'; instead of "
         r"--text-column; {{ and }} are braces, \n and \t as in Python", metavar="TEXT", bytes_=True)
     where: str | None = _setting(
         None, "read only documents that meet this condition on columns or JSON keys, such as "
         "'int_score >= 4 and language_score > 0.8'", metavar="CONDITION", bytes_=True)
     sample: float = _setting(
-        1.0, "keep each document with this probability, such as 0.1 or 10%, which a hash of its beginning decides: so "
-        "copies of a document are kept or left out together", parse=parse_ratio, metavar="SHARE", bytes_=True)
-    sample_seed: int = _setting(0, "which documents --sample keeps", bytes_=True, **_COUNT)
+        1.0, "keep each document with this probability, such as 0.1 or 10%; a hash of its beginning decides, so copies "
+        "are kept or left out together", parse=parse_ratio, metavar="SHARE", bytes_=True)
+    sample_seed: int = _setting(0, "seed that decides which documents --sample keeps", bytes_=True, **_COUNT)
     min_tokens: int = _setting(0, "leave out documents with fewer tokens than this", bytes_=True, **_COUNT)
     max_document_tokens: int | None = _setting(
         None, "leave out documents with more tokens than this", bytes_=True, **_COUNT)
     separator: str = _setting(
-        "auto", "between documents of a text: auto (found in it), blank (line), line, none (a file is a "
-        r"document), or any string, with \n and \t as in Python", metavar="TEXT", bytes_=True)
+        "auto", "what separates documents in a text file: auto (detected), blank (line), line, none (one document "
+        r"per file), or any string, with \n and \t as in Python", metavar="TEXT", bytes_=True)
     tokenizer: str = _setting(
         GPT2.name, f"{', '.join(BUILTINS)}; a rank file (.tiktoken), a tokenizer.json or a SentencePiece "
         ".model; or a model on the hub, as in ORG/NAME@REVISION", metavar="NAME|FILE")
     pattern: str = _setting(
-        "", f"how a rank file's tokenizer cuts text: {', '.join(PATTERNS)}, or a regular expression",
+        "", f"how a rank file's tokenizer splits text: {', '.join(PATTERNS)}, or a regular expression",
         metavar="NAME|REGEX")
     eot: str = _setting(
         "", "token between documents, if it is not obvious: a special token's name, or an id",
         metavar="NAME|ID")
     out: str = _setting(
-        "", "output folder, or a folder of a bucket: s3://bucket/folder, gs://…, az://…", metavar="DIR|URL")
+        "", "output folder, here or in a bucket: s3://bucket/folder, gs://…, az://…", metavar="DIR|URL")
     scratch: str = _setting(
-        "", "with a bucket: folder on this machine for the shards that are being made (default: "
-        "~/.cache/fineweb-shards); with --shuffle: for its piles (default: the output's work folder)",
+        "", "local folder for unfinished shards if --out is a bucket (default: ~/.cache/fineweb-shards), and for the "
+        "piles of --shuffle (default: the output's work folder)",
         metavar="DIR")
     layout: str = _setting(
-        "build-nanogpt", f"whose loader will read it: {', '.join(LAYOUTS)}", metavar="NAME", bytes_=True)
+        "build-nanogpt", f"trainer whose loader will read the shards: {', '.join(LAYOUTS)}",
+        metavar="NAME", bytes_=True)
     shard_tokens: int | None = _setting(
-        None, f"tokens in a shard, such as 100M or 1e8 (default: {show_count(DEFAULT_SHARD_TOKENS)})",
+        None, f"tokens per shard, such as 100M or 1e8 (default: {show_count(DEFAULT_SHARD_TOKENS)})",
         parse=parse_count, metavar="N", bytes_=True)
     shuffle: int | None = _setting(
-        None, "put all documents into a random order, by this seed; needs space for a copy of the result",
+        None, "shuffle all documents with this seed; needs disk space for a second copy of the result",
         parse=parse_count, metavar="SEED", bytes_=True)
     max_tokens: int | None = _setting(
-        None, "end the stream after exactly N tokens; what is shuffled is what comes before that",
+        None, "end the stream after exactly N tokens; --shuffle shuffles only these",
         bytes_=True, **_COUNT)
     val_tokens: int | None = _setting(
-        None, "for validation: the first N tokens (default: as the layout has it, shard 0)",
+        None, "for validation: the first N tokens (default: set by the layout, usually shard 0)",
         bytes_=True, **_COUNT)
     val_documents: int | None = _setting(
-        None, "for validation: the first N documents, instead of --val-tokens; 0: nothing",
+        None, "for validation: the first N documents, instead of --val-tokens; 0: none",
         bytes_=True, **_COUNT)
     val_input: tuple[str, ...] = _setting(
-        (), "for validation: all documents of these files, repeatable like --input, instead of --val-tokens; "
-        "with --dataset the names of files in it, or patterns", metavar="PATH")
+        (), "for validation: all documents of these files, instead of --val-tokens; repeatable like --input; "
+        "with --dataset, names or patterns of its files", metavar="PATH")
     val_ratio: float | None = _setting(
-        None, "for validation: a share of the documents, such as 0.0005, instead of --val-tokens; 0: nothing",
+        None, "for validation: a share of the documents, such as 0.0005, instead of --val-tokens; 0: none",
         parse=parse_ratio, metavar="R", bytes_=True)
-    val_seed: int = _setting(0, "which documents --val-ratio chooses", bytes_=True, **_COUNT)
+    val_seed: int = _setting(0, "seed that decides which documents --val-ratio chooses", bytes_=True, **_COUNT)
     last_shard: str = _setting(
-        "keep", "what to do about a last training shard that is not full",
+        "keep", "what to do with a last training shard that is not full",
         choices=("keep", "drop"), bytes_=True)
-    gpus: int = _setting(1, "GPUs that will train on it: warnings say what its loader needs on them", **_COUNT)
+    gpus: int = _setting(1, "number of GPUs you will train on; warns if files are too short for their loader", **_COUNT)
     index: bool = _setting(
         False, "also write where documents start in each file, as index/NAME.npy (int64 token offsets)")
     workers: int | None = _setting(
-        None, "tokenizer processes (default: the cores this process may use)", **_COUNT)
+        None, "tokenizer processes (default: one per usable core)", **_COUNT)
     executor: str = _setting(
-        "local", "who does the work: processes on this machine, or a Ray cluster (which "
-        "needs the package ray)", choices=("local", "ray"))
+        "local", "where the work runs: processes on this machine, or a Ray cluster (needs the package ray)",
+        choices=("local", "ray"))
     ray_address: str = _setting(
-        "", "with --executor ray: auto joins the cluster of this machine, local starts one for this run "
+        "", "with --executor ray: auto joins the cluster on this machine, local starts one for this run "
         "(default: RAY_ADDRESS if it is set, else local)", metavar="ADDRESS")
     engine: str = _setting(
-        "auto", "what encodes; auto is the fastest that can; all give the same tokens",
+        "auto", "library that encodes; auto picks the fastest; all produce the same tokens",
         choices=("auto", *ENGINES))
     max_memory: int | None = _setting(
         None, "memory for all processes together, such as 2GiB (default: a quarter of what is "
-        "available, at most 4 GiB, with many cores 320 MiB for each)", parse=parse_bytes, metavar="SIZE")
+        "available, at most 4 GiB, or 320 MiB per core if that is more)", parse=parse_bytes, metavar="SIZE")
     batch_bytes: int = _setting(
         4 * 2**20, "text handed to a worker at a time", parse=parse_bytes, metavar="SIZE")
     priority: str = _setting(
-        "background", "background leaves cores and disks to other programs; normal takes its share of them",
+        "background", "background yields cores and disks to other programs; normal competes for them",
         choices=PRIORITIES)
     on_bad_file: str = _setting(
-        "stop", "what to do about a damaged file, row group or line", choices=("stop", "skip"))
-    verify: bool = _setting(True, "check shards of earlier runs at the end, too; new ones always are")
+        "stop", "what to do with a damaged file, row group or line", choices=("stop", "skip"))
+    verify: bool = _setting(True, "at the end, also verify shards of earlier runs; new shards are always verified")
     seed: int = _setting(
-        0, "which documents are encoded again with the tokenizer's reference as a check", **_COUNT)
+        0, "seed that decides which documents are encoded again with the reference, as a check", **_COUNT)
     # fmt: on
 
     @cached_property
     def part_configs(self) -> tuple[Config, ...]:
-        """The settings of each part of the input; of one that is not divided, these. Weights are whole numbers."""
+        """The settings of each part of the input; without parts, these settings. Weights are whole numbers."""
         parts = [dataclasses.replace(self, parts=(), **part) for part in self.parts] or [self]
         weights = whole_weights([part.weight for part in parts])
         if weights:
@@ -232,13 +233,13 @@ class Config:
 
     @cached_property
     def mix(self) -> MixRule | None:
-        """How the parts are mixed; None: one after the other."""
+        """How the parts are mixed; None if they are read one after the other."""
         weights = [int(part.weight) for part in self.part_configs if part.weight is not None]
         return MixRule(tuple(weights), self.mix_until == ALL_EXHAUSTED) if weights else None
 
     def _with_dataset(self) -> Config:
-        """Return the settings of a part with the dataset that its input names by an address; in place of a config and a
-        split it then has the path of files."""
+        """If the input is an hf:// address, return the settings with `dataset` instead; the path of the files replaces
+        config and split."""
         found = parse_hub_address(self.input[0]) if len(self.input) == 1 else None
         if found is None or any(getattr(self, name) != getattr(Config, name) for name in OF_DATASET):
             return self
@@ -256,7 +257,7 @@ class Config:
 
     @property
     def folder(self) -> Path:
-        """The output folder; for one in a bucket, the scratch folder on this machine."""
+        """The output folder; if that is in a bucket, the local scratch folder."""
         if self.bucket_url:
             return scratch_folder(self.out, self.scratch)
         return Path(os.path.expanduser(self.out))
@@ -269,7 +270,7 @@ class Config:
 
     @property
     def has_own_pile_folder(self) -> bool:
-        """Whether the piles of a shuffle are in --scratch, and not where the shards are made."""
+        """Whether the piles of a shuffle are in --scratch, apart from the shards."""
         return self.shuffle is not None and bool(self.scratch) and not self.bucket_url
 
     @property
@@ -278,7 +279,6 @@ class Config:
         return self.out if is_url(self.out) else None
 
     def open_store(self, observer: Observer) -> Store:
-        """Return the store of the output."""
         return open_store(self.out, self.scratch, self.max_outage, observer)
 
     def non_default_settings(self) -> dict[str, Any]:
@@ -295,43 +295,40 @@ class Config:
 
     @property
     def leaves_validation_to_layout(self) -> bool:
-        """Whether nothing was said that decides how much of the input is for validation."""
+        """Whether no setting decides how much of the input is for validation."""
         said = (self.shard_tokens, *(getattr(self, name) for name in VAL_SETTINGS))
         return all(value is None for value in said) and not self.val_input
 
     def check(self) -> None:
         """Raise UsageError for values that can't work."""
         if not self.out:
-            raise UsageError("There is no output folder.", "Name one with --out, such as --out shards.")
+            raise UsageError("No output folder was given.", "Name one with --out, such as --out shards.")
         for path in (self.out, self.scratch):
             check_path(path)
         if is_url(self.scratch):
-            raise UsageError(
-                f"--scratch {self.scratch}: it is for a folder on this machine.", "Name a folder, or none."
-            )
+            raise UsageError(f"--scratch {self.scratch}: must be on this machine.", "Name a folder, or leave it out.")
         if self.scratch and not self.bucket_url and self.shuffle is None:
             raise UsageError(
-                f"--scratch {self.scratch}: it is for an --out in a bucket or for --shuffle, and {self.out} is a "
-                "folder.",
+                f"--scratch {self.scratch}: only for --shuffle or an --out in a bucket, but {self.out} is a folder.",
                 "Leave it out.",
             )
         if self.shuffle is not None and self.executor == "ray" and self.bucket_url:
             raise UsageError(
-                f"--shuffle with --executor ray and --out {self.out}: its piles have to be where all nodes see them, "
-                "and not in a scratch folder of this machine.",
+                f"--shuffle with --executor ray and --out {self.out}: all nodes must see the piles, but with a bucket "
+                "they are in a scratch folder of this machine.",
                 "Name an --out on a shared file system.",
             )
         for name in ("input", "dataset"):
             if getattr(self, name) and any({"input", "dataset"} & part.keys() for part in self.parts):
                 given = getattr(self, name)
                 raise UsageError(
-                    f"--{name} {given if name == 'dataset' else given[0]}: the input has parts, which name their own.",
-                    "Name everything by --part, or in tables of [[parts]].",
+                    f"--{name} {given if name == 'dataset' else given[0]}: the parts of the input name their own.",
+                    "Name all input with --part, or in tables of [[parts]].",
                 )
         if self.parts and self.val_input:
             raise UsageError(
-                f"--val-input {self.val_input[0]}: which part of the input is it about?",
-                "Name it there: val_input in a table of [[parts]], or in --part.",
+                f"--val-input {self.val_input[0]}: the input has parts, and these files must belong to one of them.",
+                "Set val_input in a table of [[parts]], or in --part.",
             )
         val_input = any(part.val_input for part in self.part_configs)
         if val_input and (given := [name for name in VAL_SETTINGS if getattr(self, name) is not None]):
@@ -376,7 +373,7 @@ class Config:
             value = getattr(self, name)
             if value != getattr(Config, name) and not self.dataset:
                 raise UsageError(
-                    f"--{name} {value}: it names a {what} of a dataset, and there is no --dataset.",
+                    f"--{name} {value} names a {what} of a dataset, but no --dataset is given.",
                     "For FineWeb-Edu: --dataset HuggingFaceFW/fineweb-edu",
                 )
         self._check_limits(_LIMITS.keys() & PART_KEYS)
@@ -408,24 +405,24 @@ class Config:
         for flag, text, parse in (("--template", self.template, parse_template), ("--where", self.where, parse_where)):
             if text is not None:
                 if _is_broken(text):
-                    raise UsageError(f"{flag} holds bytes that are no valid UTF-8.", "Type it again in UTF-8.")
+                    raise UsageError(f"{flag} is not valid UTF-8.", "Type it again in UTF-8.")
                 parse(text)
         if not 0 < self.sample <= 1:
             raise UsageError(f"--sample {self.sample:g}: must be above 0 and at most 1.", "For example 0.1, or 10%.")
         if not 0 < len(self.separator) <= 64 or _is_broken(self.separator):
             raise UsageError(
                 f"--separator {self.separator!r}: must be valid text of 1 to 64 characters.",
-                "Use blank, line, none, or a string that stands between documents.",
+                "Use blank, line, none, or the string between documents.",
             )
 
 
 def _is_pipe(path: str) -> bool:
     try:
         return path == STANDARD_INPUT or stat.S_ISFIFO(os.stat(os.path.expanduser(path)).st_mode)
-    except (OSError, ValueError):  # whoever opens it explains what is wrong
+    except (OSError, ValueError):  # reported when the file is opened
         return False
 
 
 def _is_broken(text: str) -> bool:
-    """Tell whether the shell passed bytes that are no UTF-8: Python shows them as lone surrogates."""
+    """Return whether the shell passed invalid UTF-8, which Python turns into lone surrogates."""
     return any("\ud800" <= char <= "\udfff" for char in text)

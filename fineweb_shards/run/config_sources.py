@@ -1,7 +1,7 @@
-"""Make a Config of flags and of a TOML file: values are parsed in one way, whichever they come from.
+"""Make a Config from flags and a TOML file, whose values are parsed alike.
 
-A TOML file has the settings as its keys, and a table `[[parts]]` for each part of the input. On the command line a part
-is `--part 'dataset=ORG/NAME where="score > 3"'`, and `--dataset A --dataset B` are two parts.
+The keys of a TOML file are the settings, with a table `[[parts]]` for each part of the input. On the command line a
+part is `--part 'dataset=ORG/NAME where="score > 3"'`, and `--dataset A --dataset B` are two parts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fineweb_shards.units import parse_count, parse_weight
 
 
 def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
-    """Make the settings: `overrides` that are not None, then those of the TOML file, then the defaults."""
+    """Combine the `overrides` that are not None, then the TOML file, then the defaults."""
     values = _read_toml(path) if path else {}
     given = {name: value for name, value in overrides.items() if value is not None}
-    if given.keys() & {"dataset", "input", "parts"}:  # another input than the file's
+    if given.keys() & {"dataset", "input", "parts"}:  # replaces the input of the file
         own = {"parts", "input"} if "dataset" in given else {"parts", "input", "val_input", *OF_DATASET}
         values = {name: value for name, value in values.items() if name not in own}
     values |= given
-    # A list of one is no list; lists of one for each part are parts.
+    # A list of one value is that value; longer lists have one value per part.
     lists = {
         field.name: values.pop(field.name)
         for field in dataclasses.fields(Config)
@@ -38,24 +38,24 @@ def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
         if values.get("parts"):
             raise UsageError(
                 f"Several --{next(iter(lists))} and --part exclude each other.",
-                "Name every part of the input by --part, with all settings of its own.",
+                "Describe every part with --part and all its settings.",
             )
-        if not lists.keys() - {"weight", "epochs"}:  # each of these parts would have the whole input
+        if not lists.keys() - {"weight", "epochs"}:  # else each part would be the whole input
             name, items = next(iter(lists.items()))
             raise UsageError(
-                f"There are {len(items)} --{name}, and the input is one part.",
-                f"Name each part with its own, as in --part 'input=PATH {name}=2'.",
+                f"There are {len(items)} --{name}, but the input has only one part.",
+                f"Set it for each part, as in --part 'input=PATH {name}=2'.",
             )
         if len({*map(len, lists.values())}) > 1:
             counts = " and ".join(f"{len(items)} --{name}" for name, items in lists.items())
-            raise UsageError(f"There are {counts}.", "Give one of each for every part, or one for all.")
+            raise UsageError(f"There are {counts}.", "Give each flag once, or once per part.")
         rows = zip(*lists.values(), strict=True)
         values["parts"] = tuple(dict(zip(lists, row, strict=True)) for row in rows)
     return Config(**values)
 
 
 def parse_value(field: dataclasses.Field[Any], text: str) -> Any:
-    """Parse a setting's value from the command line or from a string in TOML; may raise ValueError."""
+    """Parse a value from the command line or a TOML string; may raise ValueError."""
     choices = field.metadata["choices"]
     if choices and text not in choices:
         match = closest(text, choices)
@@ -73,18 +73,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}.", "Check the file and its permissions.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}.", "Correct the line it names.") from error
+        raise UsageError(f"{path}: not valid TOML: {error}.", "Correct that line.") from error
     return dict(_from_table(str(path), data))
 
 
 def _from_table(where: str, data: Mapping[str, Any], *, of_part: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a TOML file, or of one table of its parts."""
+    """Yield the settings of a TOML file, or of one [[parts]] table."""
     fields = {field.name: field for field in dataclasses.fields(Config)}
     known = {name: field for name, field in fields.items() if not of_part or name in PART_KEYS}
     for key, value in data.items():
         field = known.get(key.replace("-", "_"))
         if field is None and key.replace("-", "_") in fields:
-            raise UsageError(f"{where}: {key} is the same for all parts.", f"A part may have {', '.join(PART_KEYS)}.")
+            raise UsageError(f"{where}: {key} can't be set per part.", f"A part may have {', '.join(PART_KEYS)}.")
         if field is None:
             hint = "The keys are the flags that `fineweb-shards build --help` lists."
             raise UsageError(f"{where}: unknown key {key!r}.", suggest(key, known, hint))
@@ -99,17 +99,17 @@ def _from_table(where: str, data: Mapping[str, Any], *, of_part: bool = False) -
 
 
 def parse_part(text: str) -> dict[str, Any]:
-    """Parse the value of --part, `dataset=ORG/NAME where='score > 3'`, which is quoted as in a shell."""
+    """Parse the value of --part, `dataset=ORG/NAME where='score > 3'`, quoted as in a shell."""
     values: dict[str, Any] = {}
     for word in shlex.split(text):
         name, equals, value = word.partition("=")
         if not name or not equals:
-            raise ValueError(f"{word!r} is no setting such as dataset=ORG/NAME")
+            raise ValueError(f"{word!r} is not a setting such as dataset=ORG/NAME")
         key = name.replace("-", "_")
         if key in ("input", "val_input"):  # repeatable
             values.setdefault(key, []).append(value)
         elif key in values:
-            raise ValueError(f"{name} is there twice: {values[key]} and {value}")
+            raise ValueError(f"{name} is given twice: {values[key]} and {value}")
         else:
             values[key] = value
     if not values:
@@ -118,14 +118,14 @@ def parse_part(text: str) -> dict[str, Any]:
 
 
 def parse_mixed(text: str) -> dict[str, Any]:
-    """Parse the value of --mix, `DIR=7` or `DIR=7,epochs=2`, as a part of the input. A folder's name may have commas
-    and equals signs, too."""
+    """Parse the value of --mix, `DIR=7` or `DIR=7,epochs=2`, as a part of the input. DIR may contain commas and equals
+    signs."""
     head, comma, epochs = text.rpartition(",epochs=")
     if not comma or "=" in epochs:
         head, epochs = text, "1"
     folder, _, weight = head.rpartition("=")
     if not folder:
-        raise ValueError(f"{text!r} is no folder with its weight, such as shards=7 or shards=7,epochs=2")
+        raise ValueError(f"{text!r} is not a folder with a weight, such as shards=7 or shards=7,epochs=2")
     return {"input": (folder,), "weight": parse_weight(weight), "epochs": parse_count(epochs)}
 
 

@@ -1,8 +1,8 @@
 """`export`: copy finished shards from any layout to any other, without tokenizing again.
 
-The stream with EOT before each document and the one with EOT after it differ only at their two ends: `EOT S` and `S
-EOT`. So the stream is read in its order, shifted by one token if the position of EOT changes, and goes through the same
-packer, output and manifest as a build.
+A stream with EOT before each document differs from one with EOT after it only at its ends: `EOT S` and `S EOT`. So the
+stream is read in order, shifted by one token if the position of EOT changes, and goes through the same packer, output
+and manifest as a build.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fineweb_shards.formats.piles import copy_ranges
 from fineweb_shards.layouts.base import choose_digits, tokens_of
 from fineweb_shards.reading.verify import read_stream
 from fineweb_shards.run.config import Config
-from fineweb_shards.run.job import output_spec
+from fineweb_shards.run.job import check_resumed_settings, output_spec, resume_manifest
 from fineweb_shards.run.output_text import stray_warnings, training_error
 from fineweb_shards.run.resources import Rest, check_needs, find_needs
 from fineweb_shards.run.shuffle import (
@@ -38,16 +38,10 @@ from fineweb_shards.run.shuffle import (
     remove_piles,
     second_spec,
 )
-from fineweb_shards.store.cleanup import (
-    holds_work,
-    refuse_planted_files,
-    refuse_untracked_shards,
-    start_over,
-    tidy_finished,
-)
+from fineweb_shards.run.stream import write_stream
+from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.store.manifest import Manifest, find_manifest, load_manifest
 from fineweb_shards.store.opening import missing_manifest_error
-from fineweb_shards.store.resume_rules import add_index, check_settings, move_limit, trim_to_whole_files
 from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.section import NO_POSITIONS, Section, Span
 from fineweb_shards.stream.split import VAL_SETTINGS
@@ -60,7 +54,7 @@ from fineweb_shards.watching.screen import Screen, TokensOnScreen
 from fineweb_shards.writing.piles import PileOutput, make_pile_packer
 from fineweb_shards.writing.placement import Output, begin_output, make_packer
 
-# The settings that an export may change; all others describe the documents, and are kept.
+# Settings that an export may change; all others describe the documents and are kept.
 OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "shuffle")
 
 
@@ -73,43 +67,41 @@ class ExportSource:
 
     @property
     def limit_tokens(self) -> int | None:
-        """The limit of the stream's length by --max-tokens or --last-shard drop; None if it has none."""
+        """The limit that --max-tokens or --last-shard drop put on the stream; None if there is none."""
         if self.manifest.totals["dropped_tokens"]:
             return self.manifest.tokens
-        if self.manifest.is_shuffled:  # what was cut is no longer at the end
+        if self.manifest.is_shuffled:  # the cut document is no longer at the end
             return None
         limit: int | None = self.manifest.settings["max_tokens"]
         return limit
 
     @property
     def val_documents(self) -> int | None:
-        """How many documents are for validation, if they were chosen by --val-documents or --val-input; None if the
-        layout or another setting decided it."""
+        """How many documents are for validation if --val-documents or --val-input chose them; else None."""
         manifest = self.manifest
         chosen: int | None = manifest.settings.get("val_documents")
         if chosen is not None or not manifest.split_rule.val_files:
             return chosen
         documents = sum(record.documents for record in manifest.shards if record.split == "val")
-        # A stream that was cut off before training began may end in a document without its EOT.
+        # If the stream was cut before training began, its last document may have no EOT.
         return documents if tokens_of(manifest.shards, "train") else documents + 1
 
     @property
     def counts(self) -> Counts:
-        """What is counted of the documents, those left out included."""
-        # Manifests of the first version have fewer totals.
+        """The counts of all documents, including those left out; manifests of the first version have fewer."""
         return Counts(**{field.name: self.manifest.totals.get(field.name, 0) for field in dataclasses.fields(Counts)})
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportJob:
-    """What an export writes: the documents of one folder, or of several (export_mix.py)."""
+    """What an export writes: the documents of one folder or several (export_mix.py)."""
 
     sources: tuple[ExportSource, ...]
     spec: OutputSpec
-    new: Manifest  # of an output in which nothing is finished
-    tokens: int  # at the end; of a mix about
+    new: Manifest  # of an empty output
+    tokens: int  # at the end; for a mix an estimate
     limit_tokens: int | None
-    read: Callable[[Manifest], Iterator[Section]]  # returns the stream from where a manifest ends
+    read: Callable[[Manifest], Iterator[Section]]  # returns the rest of the stream after a manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +115,7 @@ class Exported:
 
 
 def open_export_source(store: Store) -> ExportSource:
-    """Open a folder to export from; InputError if it is not complete or can't be exported."""
+    """Open a folder to export from; InputError if it is incomplete or can't be exported."""
     manifest = find_manifest(store)
     if manifest is None:
         nothing = missing_manifest_error(store)
@@ -132,15 +124,15 @@ def open_export_source(store: Store) -> ExportSource:
         raise InputError(f"{store.location}: the build is not finished.", "Finish it first: run its command again.")
     if manifest.split_rule.val_ratio and manifest.totals["dropped_tokens"]:
         raise InputError(
-            f"{store.location}: made with --val-ratio and --last-shard drop; the order of its documents is lost.",
+            f"{store.location} was made with --val-ratio and --last-shard drop, so the order of its documents is lost.",
             "Build it again without --last-shard drop.",
         )
     return ExportSource(store, manifest)
 
 
 def make_export_job(source: ExportSource, config: Config, observer: Observer) -> ExportJob:
-    """Return what the export of one folder writes. Documents that were chosen for validation stay so, unless the
-    settings choose others: the tokens don't show where their files ended."""
+    """Return what the export of one folder writes. The documents for validation stay the same unless the settings
+    choose others, because tokens don't show where files ended."""
     built = source.manifest
     if config.shard_tokens is None:
         config = dataclasses.replace(config, shard_tokens=built.settings["shard_tokens"])
@@ -160,7 +152,7 @@ def make_export_job(source: ExportSource, config: Config, observer: Observer) ->
 
 
 def identify(sources: Iterable[ExportSource]) -> str:
-    """Return what identifies the shards of folders, so that a resume notices another source."""
+    """Return a hash of the shards of folders, so that a resume notices another source."""
     hashes = "".join(record.sha256 for source in sources for record in source.manifest.shards)
     return hashlib.sha256(hashes.encode()).hexdigest()
 
@@ -175,8 +167,8 @@ def export(
     yes: bool = False,
     progress: TokensOnScreen | None = None,
 ) -> Exported:
-    """Copy the tokens, or the rest of them, into another folder and layout; `config` is what was asked for. `progress`
-    is told how far it is, beside the bar in a terminal."""
+    """Copy the tokens, or the rest of them, into another folder and layout, as `config` requests. `progress` is updated
+    in addition to the bar in a terminal."""
     spec = job.spec
     if any(spec.store.is_same(source.store) for source in job.sources):
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
@@ -185,18 +177,18 @@ def export(
     with spec.store.lock(observer), lock_scratch(config):
         if fresh:
             start_over(spec.store, spec.layout, say, yes=yes)
-        manifest = _open_manifest(job)
+        manifest = resume_manifest(spec.store, spec.layout, job.new, partial(_check_same_export, job.new))
         if manifest.complete:
             tidy_finished(spec.store, manifest)
             remove_piles(config)
             return Exported(spec, manifest, 0, 0.0)
         refuse_planted_files(spec.store, index=manifest.index)
         documents = sum(source.manifest.documents for source in job.sources)
-        # How long a mix is, only its end will tell.
+        # The length of a mix is unknown until its end.
         if not manifest.shards and not manifest.mix and (error := training_error(spec, config, job.tokens, documents)):
             raise error
         manifest = find_piles(spec, config, manifest, observer)
-        if not manifest.piled_tokens:  # the first pass begins, with the space of what an earlier one has left
+        if not manifest.piled_tokens:  # the first pass begins: free the space of an earlier one
             remove_piles(config)
         rest = Rest(job.tokens, documents, manifest.tokens, workers=0)
         if config.shuffle is not None:
@@ -211,41 +203,21 @@ def export(
         return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
 
 
-def _open_manifest(job: ExportJob) -> Manifest:
-    """Return the output's manifest, or a new one; ChangedError if shards of another export are finished."""
-    spec, new, manifest = job.spec, job.new, load_manifest(job.spec.folder)
-    if manifest is None:
-        refuse_untracked_shards(spec.store, spec.layout, set())
-        return new
-    try:
-        _check_same_export(manifest, new)
-    except ChangedError:
-        if holds_work(spec.store, manifest):
-            raise
-        refuse_untracked_shards(spec.store, spec.layout, set())
-        return new
-    moved = move_limit(manifest, new.settings["max_tokens"], spec.store)
-    return trim_to_whole_files(add_index(moved, spec.store, asked=new.index), spec.store)
-
-
-def _check_same_export(before: Manifest, now: Manifest) -> None:
-    """Raise ChangedError if sources or settings are not those with which the output was begun."""
+def _check_same_export(now: Manifest, before: Manifest) -> None:
+    """Raise ChangedError if sources or settings differ from those that the output was begun with."""
     if before.mix and now.mix:
         for number, (old, new) in enumerate(zip(before.parts, now.parts, strict=False), 1):
             old_hashes, new_hashes = ({file["content_hash"] for file in part.files} for part in (old, new))
             if old_hashes != new_hashes:
                 raise ChangedError(
-                    f"Part {number} ({new.label}): its shards are not those that this mix was begun with.",
+                    f"Part {number} ({new.label}): its shards have changed since this mix was begun.",
                     "Name the same folders in the same order, another --out, or start over with --fresh.",
                 )
-    settings = dict(now.settings)
-    if not before.is_shuffled:  # else it decides what is shuffled
-        settings["max_tokens"] = before.settings["max_tokens"]  # see `move_limit`
-    check_settings(before, dataclasses.replace(now, settings=settings), Config().fingerprint())
+    check_resumed_settings(before, now)
 
 
 def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progress: TokensOnScreen) -> Manifest:
-    """Write what `manifest` does not have yet, and return the final one."""
+    """Write what `manifest` lacks, and return the final one."""
     spec = job.spec
     disk.attempt(lambda: begin_output(spec.store, manifest))
     copy_definition(spec.vocabulary, spec.folder / WORK_FOLDER)
@@ -265,18 +237,31 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progr
             bar.update(size_bytes(tokens))
             progress.add(tokens)
 
+        def release(_: Sequence[ShardRecord], end: Cursors) -> None:
+            if config.shuffle is not None:
+                source.release_before(end)
+
         if config.shuffle is None:
-            return _write_shards(spec, config, manifest, job.read(manifest), job.limit_tokens, plane, disk, advance)
-        if manifest.pass_number == 1:
-            bar.set_description_str(PASS_NAMES[1])
-            manifest = _write_piles(job, config, manifest, plane, disk, advance)
-            plane.close()  # while a pile is open its space is not free when it is removed
-        bar.set_description_str(PASS_NAMES[2])
-        source, second = pile_source(spec, config, manifest), second_spec(spec)
-        sections = read_piles(source, second, manifest.end)
-        manifest = _write_shards(
-            second, config, manifest, sections, None, plane, disk, advance, lambda _, end: source.release_before(end)
-        )
+            sections, limit_tokens = job.read(manifest), job.limit_tokens
+        else:
+            if manifest.pass_number == 1:
+                bar.set_description_str(PASS_NAMES[1])
+                manifest = _write_piles(job, config, manifest, plane, disk, advance)
+                plane.close()  # removing an open pile would not free its space
+            bar.set_description_str(PASS_NAMES[2])
+            source, spec = pile_source(spec, config, manifest), second_spec(spec)
+            sections, limit_tokens = read_piles(source, spec, manifest.end), None
+        packer = make_packer(spec, manifest, limit_tokens)
+        with Output(spec, manifest, plane, disk, on_record=release) as output:
+            for section in sections:
+                slices = list(packer.pack(section))  # without tokens after the limit
+                output.add(*_gather(section, slices))
+                advance(sum(part.tokens for part in slices))
+                if packer.ended and manifest.mix:  # otherwise the rest has counts
+                    break
+            if error := training_error(spec, config, packer.first_segment_tokens):
+                raise error
+            manifest = output.finish()
         remove_piles(config)
         return manifest
 
@@ -289,49 +274,19 @@ def _write_piles(
     disk: Disk,
     advance: Callable[[int], None],
 ) -> Manifest:
-    """Make the first pass of a shuffle, and return the manifest with its piles."""
+    """Make the first pass of a shuffle; return the manifest with its piles."""
     if manifest.piles is None:
         manifest = begin_piles(job.spec, manifest, job.tokens)
     assert manifest.piles is not None
     packer = make_pile_packer(job.spec, manifest.piles, job.limit_tokens)
     disk.attempt(partial(note_scratch, config))
     with PileOutput(job.spec, config.pile_folder, manifest, plane, disk) as output:
-        for section in job.read(manifest) if not packer.ended else ():
-            slices = list(packer.pack(section))
-            output.add(section, slices)
-            advance(sum(part.tokens for part in slices))
-            if packer.ended:
-                break
-        return output.finish()
-
-
-def _write_shards(
-    spec: OutputSpec,
-    config: Config,
-    manifest: Manifest,
-    sections: Iterator[Section],
-    limit_tokens: int | None,
-    plane: DataPlane,
-    disk: Disk,
-    advance: Callable[[int], None],
-    on_record: Callable[[Sequence[ShardRecord], Cursors], None] = lambda records, end: None,
-) -> Manifest:
-    packer = make_packer(spec, manifest, limit_tokens)
-    with Output(spec, manifest, plane, disk, on_record=on_record) as output:
-        for section in sections:
-            slices = list(packer.pack(section))  # without tokens after the limit
-            output.add(*_gather(section, slices))
-            advance(sum(part.tokens for part in slices))
-            if packer.ended and manifest.mix:  # else what is left has counts
-                break
-        if error := training_error(spec, config, packer.first_segment_tokens):
-            raise error
+        write_stream(job.read(manifest), packer, output, lambda part: advance(part.tokens))
         return output.finish()
 
 
 def _gather(section: Section, slices: list[ShardSlice]) -> tuple[Section, list[ShardSlice]]:
-    """Copy together what slices take of several blocks, where documents come in turn: to write each of them by itself
-    would take longer."""
+    """Copy what slices take from several blocks into one: writing alternating documents one by one is slower."""
     if len(section.blocks) < 2 or not slices:
         return section, slices
     blocks = [np.asarray(block.tokens) for block in section.blocks]
@@ -350,14 +305,14 @@ def _gather(section: Section, slices: list[ShardSlice]) -> tuple[Section, list[S
 
 
 def _sections(source: ExportSource, manifest: Manifest) -> Iterator[Section]:
-    """Yield the stream of one folder, from where a manifest ends."""
+    """Yield the rest of the stream of one folder after a manifest."""
     end = manifest.input_end[0]
     return map(Section.of, _blocks(source, end.position + end.skip_tokens, eot_first=manifest.layout.eot_first))
 
 
 def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
-    """Yield the stream from token `start` on, with EOT at its new position. The first part's cursor is the number of a
-    token, whatever part of the input that comes from."""
+    """Yield the stream from token `start` on, with EOT at its new position. The cursor of part 1 counts the tokens of
+    all parts."""
     position = start
     for span in read_with_eot_moved(source, start, eot_first=eot_first):
         yield TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)
@@ -369,8 +324,8 @@ def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[To
 def read_with_eot_moved(
     source: ExportSource, start: int, *, eot_first: bool, split: Split | None = None, ends_last: bool = False
 ) -> Iterator[Span]:
-    """Yield the documents of a folder, or of one split, from token `start` on with EOT at its new position. A last
-    document that was cut off has no EOT behind it, unless `ends_last`."""
+    """Yield the documents of a folder, or of one split, from token `start` on, with EOT at its new position. If the
+    last document was cut off, no EOT comes after it unless `ends_last`."""
     manifest, vocabulary = source.manifest, source.manifest.vocabulary
     read = partial(read_stream, source.store, manifest, split=split)
     only_eot = Span(np.array([vocabulary.eot], vocabulary.dtype), np.zeros(1, np.int64))
@@ -380,13 +335,13 @@ def read_with_eot_moved(
         for span in read(start):
             yield span
             last = span
-        # If the last token is no EOT, a run may have ended right after it.
+        # If nothing is left to read, an earlier run may have ended right before this EOT.
         if tokens and ends_last and not eot_first and not (last and last.ends_with_eot):
             yield only_eot
     elif eot_first:
         if start == 0:
             yield only_eot
-        # Without the EOT at the end of the stream; one that was cut off inside a document has none there.
+        # Drop the EOT at the end of the stream; a stream cut off inside a document has none.
         held: Span | None = None
         for block in read(max(0, start - 1)):
             if held is not None:

@@ -1,15 +1,15 @@
 """`export --mix` and `--shuffle`: mix the documents of finished folders by tokens (stream/mix.py), or put all of them
 into a random order (run/shuffle.py), without tokenizing again.
 
-Each folder is a part of the input, and its shards are the files. A cursor has the number of the first file of what is
-read: those for validation or, once for each epoch, the others. Its position counts their tokens.
+Each folder is a part of the input, and its shards are the files. They are read in ranges: the files for validation,
+then the others once per epoch. A cursor has the first file of its range, and counts the tokens in the range.
 
-If documents were chosen for validation, by a ratio, their number or their files, each split has whole documents and is
-read by itself: those for validation stay so and, as with --val-input, come first. A number of tokens ends anywhere, so
-there the stream is read as it was before it was split.
+If whole documents were chosen for validation (by a ratio, their number or their files), the splits are read separately:
+validation stays the same and comes first, as with --val-input. A number of tokens may end inside a document, so then
+the stream is read as it was before it was split.
 
-A document that was cut off at the end of a folder stays as it is there. It has an EOT like any other, because the
-document after it is another part's.
+A document that was cut off at the end of a folder stays cut off. It gets an EOT like any other, because the next
+document comes from another part.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fineweb_shards.types import Counts, Cursor, EncodedBlock, Split
 
 
 def make_mix_job(sources: Sequence[ExportSource], config: Config, observer: Observer) -> ExportJob:
-    """Return what the export of a mix writes: of a folder for each part of the settings."""
+    """Return what the export of a mix writes; each source is one part of the settings."""
     manifests = [source.manifest for source in sources]
     vocabulary = manifests[0].vocabulary
     if config.shard_tokens is None:
@@ -84,14 +84,14 @@ def _check_vocabularies(sources: Sequence[ExportSource]) -> None:
             one, other = (show_vocabulary(each.manifest.vocabulary) for each in (first, source))
             raise InputError(
                 f"{source.store.location} has another vocabulary than {first.store.location}: {other}, not {one}.",
-                "A mix needs the same one everywhere: build one of them again, with the other one's --tokenizer.",
+                "A mix needs a single vocabulary: rebuild one of them with the --tokenizer of the other.",
             )
 
 
 def _make_part(source: ExportSource, config: Config, *, keeps_val: bool) -> tuple[InputPart, int]:
-    """Return the part of the input that a folder is, and how many tokens an epoch of it has."""
+    """Return a folder as a part of the input, and how many tokens one epoch of it has."""
     manifest = source.manifest
-    # What a number of tokens has chosen ends anywhere.
+    # A number of tokens may end inside a document.
     keeps_val = keeps_val and not manifest.split_rule.val_tokens
     files: list[dict[str, Any]] = []
     for file in list_files(manifest.shards):
@@ -102,7 +102,7 @@ def _make_part(source: ExportSource, config: Config, *, keeps_val: bool) -> tupl
     files.sort(key=lambda file: not file.get("for_validation"))
     tokens = tokens_of(manifest.shards, "train") if keeps_val else manifest.tokens
     if not tokens:
-        what = "all its documents are for validation" if manifest.tokens else "it holds no document"
+        what = "all its documents are for validation" if manifest.tokens else "it has no documents"
         raise InputError(f"{source.store.location}: {what}, so there is nothing to mix.", "Leave it out.")
     return InputPart({"folder": source.store.name, "weight": config.weight, "epochs": config.epochs}, files), tokens
 
@@ -112,11 +112,11 @@ def _count_val_files(part: InputPart) -> int:
 
 
 def _sections(sources: Sequence[ExportSource], manifest: Manifest) -> Iterator[Section]:
-    """Yield the mix from where a manifest ends. Only what is needed next is read."""
+    """Yield the rest of the mix after a manifest, reading only what is needed next."""
     rule, starts, eot_first = manifest.mix, manifest.input_end, manifest.layout.eot_first
     parts = enumerate(zip(sources, manifest.parts, starts, strict=True))
     readers = [_part_blocks(source, part, number, start, eot_first) for number, (source, part, start) in parts]
-    if rule is None:  # of one folder, to shuffle it
+    if rule is None:  # one folder, to be shuffled
         (blocks,) = readers
         return map(Section.of, add_cursors(blocks, starts))
     val_files = tuple(map(_count_val_files, manifest.parts))
@@ -133,7 +133,7 @@ def _sections(sources: Sequence[ExportSource], manifest: Manifest) -> Iterator[S
 def _part_blocks(
     source: ExportSource, part: InputPart, number: int, start: Cursor, eot_first: bool
 ) -> Iterator[EncodedBlock]:
-    """Yield the documents of a part from a cursor on: those for validation, then the others once for each epoch."""
+    """Yield the documents of a part from a cursor on: those for validation, then the others once per epoch."""
     val_files, train_files = _count_val_files(part), len(part.files) - _count_val_files(part)
     train: Split | None = "train" if val_files else None
     ranges: list[tuple[int, int, Split | None]] = [(0, val_files, "val")]
@@ -149,7 +149,7 @@ def _part_blocks(
 def _blocks(
     source: ExportSource, split: Split | None, number: int, start: Cursor, after: int, eot_first: bool
 ) -> Iterator[EncodedBlock]:
-    """Yield the documents of one split (None: of both) from a cursor on; the next ones begin with file `after`."""
+    """Yield the documents of one split (None: of both) from a cursor on; the next range begins with file `after`."""
     position, mid_document = start.position, start.starts_mid_document
     records = [record for record in source.manifest.shards if split in (None, record.split)]
     ends = [*itertools.accumulate(record.tokens for record in records)]

@@ -1,11 +1,11 @@
-"""Find out how many documents and tokens the input has, and how long encoding takes, before it is read.
+"""Measure how many documents and tokens the input has, and how fast it can be encoded, before it is read.
 
-Parquet footers give the number of documents and the sizes, FineWeb's `token_count` column the exact number of tokens,
-also of those documents that --where and the limits keep. Everything else is estimated from a sample: a few batches
-spread over the files, of which only the beginnings are kept, because the parent's share of memory is small.
+Parquet footers give the number of documents and the sizes; FineWeb's `token_count` column gives the exact number of
+tokens, even with --where and length limits. Everything else is estimated from a sample: a few batches spread over the
+files, of which only the beginnings are kept, because the parent's share of memory is small.
 
-Of a text the sample also shows how it will be split into documents. A wrong separator makes millions of documents out
-of a few, and every token of them is right: only a person who sees some of the documents can notice.
+For text the sample also shows how it will be split into documents. A wrong separator turns a few documents into
+millions whose tokens are all valid: only a person who sees some of them can notice.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from fineweb_shards.units import show_number_of
 _SAMPLE_FILES = 64
 _TEXTS_AT_ONCE = 16
 _LEAST_SAMPLE_FILES = 8
-_LOOKED_AT_BYTES = 64 * 2**20  # fewer files are sampled if they are large, because at least a chunk is read
+_LOOKED_AT_BYTES = 64 * 2**20  # limits how many large files are sampled: at least a chunk of each is read
 _LARGE_FILE_BYTES = 8 * 2**20
 _LONGEST_TEXT_CHARACTERS = 65_536
 _SHOWN_DOCUMENTS = 3
 _SHOWN_TOKENS = 100
-_MOST_BATCHES = 64  # of a file, because batches may hold no document
+_MOST_BATCHES = 64  # per file, because batches may have no documents
 QUICK_SAMPLE_BYTES = 2**18
-_LOOKED_AT_TIMES = 16  # what is read at the most, if little of it meets --where
-# Documents that are shorter than a sentence on average are seldom intended.
+_LOOKED_AT_TIMES = 16  # limits what is read if little of it meets --where
+# Documents shorter than a sentence on average are rarely intended.
 SENTENCE_BYTES = 100
-_NAMES = {"blank": "a blank line", "line": "a line end", "none": "none: a file is a document"}
+_NAMES = {"blank": "a blank line", "line": "a line end", "none": "none: one document per file"}
 _SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
 
 
@@ -59,7 +59,7 @@ def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSample:
-    """The result of encoding a part of a sample."""
+    """The result of encoding some of a sample."""
 
     documents: int
     tokens: int
@@ -71,28 +71,27 @@ class MeasuredSample:
 
 @dataclass
 class InputSample:
-    """Some texts of a part of the input, and the totals over all that was read. With --tokens-column there are tokens
-    instead."""
+    """Some texts of a part of the input (with --tokens-column: tokens), and totals over everything that was read."""
 
     job: Job
     part: Source
     limits: LengthLimits
     texts: list[str] = field(default_factory=list)  # documents, or pieces of long ones
     first_documents: list[str] = field(default_factory=list)  # the beginnings of the first ones
-    token_counts: list[int] = field(default_factory=list)  # of each document that is tokens already
+    token_counts: list[int] = field(default_factory=list)  # per document, if the input is tokens
     first_tokens: list[Tokens] = field(default_factory=list)  # the beginnings of the first ones
     documents: int = 0
-    seen_documents: int = 0  # those included that --where leaves out
-    read_bytes: int = 0  # of the files, as their sizes count
-    content_bytes: int = 0  # of the documents: of their text or, if they are tokens, of these
+    seen_documents: int = 0  # including those that --where leaves out
+    read_bytes: int = 0  # as stored in the files
+    content_bytes: int = 0  # of the documents: text, or tokens
     separators: set[str] = field(default_factory=set)
     separated_documents: int = 0  # in text files, which have separators
     separated_bytes: int = 0
     read_seconds: float = 0.0
 
     def separator_rows(self) -> list[tuple[str, str]]:
-        """Return name and text of the lines that show how text files, also those that are not in the sample, are split
-        into documents, with a warning if these are very short; nothing if there are no text files."""
+        """Return rows that show how all text files, sampled or not, are split into documents, with a warning if these
+        are very short; none if there are no text files."""
         texts = [file for file in self.part.files if file.format == TEXT]
         separators = sorted(self.separators.union(given_separators(texts, self.part.settings.separator)))
         if not separators:
@@ -105,19 +104,19 @@ class InputSample:
         rows = [("separator", shown), *document_rows(self.first_documents)]
         if self.separated_documents > 1 and average < SENTENCE_BYTES and separators != ["none"]:
             rows += [
-                ("WARNING", f"a document has {average:.0f} bytes on average: less than a sentence."),
-                ("", "If that is not what you want, stop and choose another --separator:"),
+                ("WARNING", f"documents have {average:.0f} bytes on average, less than a sentence."),
+                ("", "If that is wrong, stop and choose another --separator:"),
             ]
             if "line" in separators:
-                rows.append(("", "  --separator blank            where blank lines separate them"))
+                rows.append(("", "  --separator blank            for blank lines between documents"))
             rows += [
-                ("", "  --separator none             where every file is one document"),
-                ("", "  --separator '<|endoftext|>'  or any string between documents"),
+                ("", "  --separator none             for one document per file"),
+                ("", "  --separator '<|endoftext|>'  or any other string between documents"),
             ]
         return rows
 
     def read_file(self, file: InputFile, position: int, limit_bytes: int) -> None:
-        """Add the documents of a file from `position` on, up to about `limit_bytes` of text."""
+        """Add documents of a file, from `position` on, up to about `limit_bytes` of text."""
         source = self.part
         enough = self.content_bytes + limit_bytes
         most_read = self.read_bytes + _LOOKED_AT_TIMES * limit_bytes
@@ -147,7 +146,7 @@ class InputSample:
             self.first_documents += texts[chunk.starts_mid_document :][:missing]
             self.texts += texts
             self.content_bytes += chunk.counts.text_bytes
-        # Those that end here: a long document goes through several chunks, and is one.
+        # Those that end here, because a long document spans several chunks.
         documents = len(chunk.documents) - chunk.ends_mid_document
         self.documents += documents
         self.seen_documents += documents + chunk.counts.filtered_documents + chunk.counts.unknown_documents
@@ -158,11 +157,11 @@ class InputSample:
 
     @cached_property
     def measured(self) -> MeasuredSample:
-        """The result of encoding a little of it: not before it is needed, because files may state their tokens."""
+        """The result of encoding a little of the sample; lazy, because files may state their tokens."""
         return self._measure(0)
 
     def tokens_per_second(self, seconds: float, share: float) -> float | None:
-        """Return the speed at which one worker reads, and encodes a share; None if it was too little to tell."""
+        """Return the speed at which one worker reads, and encodes a share; None if the sample is too small."""
         measured = self._measure(seconds)
         if not measured.tokens_per_second or not measured.tokens or not self.content_bytes:
             return None
@@ -172,13 +171,12 @@ class InputSample:
         return 1 / token_seconds if token_seconds else None
 
     def show_documents(self) -> list[str]:
-        """Return the beginnings of some documents. Of tokens they show whether the vocabulary is theirs."""
+        """Return the beginnings of some documents; decoded tokens show whether the vocabulary is right."""
         decoded = [decode(tokens, self.job.vocabulary) for tokens in self.first_tokens]
         return self.first_documents or [data.decode("utf-8", "replace") for data in decoded]
 
     def _measure(self, seconds: float) -> MeasuredSample:
-        """Encode the sample, or as much of it as `seconds` allow (a little if that is 0); of documents that are tokens
-        already, count these."""
+        """Encode as much of the sample as `seconds` allow (a little if 0); if it is tokens, count them."""
         job = self.job
         lengths, text_bytes, speed = self.token_counts, self.content_bytes, math.inf
         if job.engine is not None and self.part.settings.tokens_column is None:
@@ -195,8 +193,8 @@ class InputSample:
 
 
 def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int], int, float]:
-    """Return the numbers of tokens, the bytes that were encoded, and the tokens per second, or 0: those of the second
-    half, when the engine's caches are warm."""
+    """Return the token counts, the bytes encoded, and the tokens per second of the second half, when the engine's
+    caches are warm (0: unknown)."""
     lengths: list[int] = []
     text_bytes = tokens = 0
     begin = time.monotonic()
@@ -217,10 +215,10 @@ def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int]
 
 
 def take_sample(job: Job, number: int, limit_bytes: int, start: Cursor, *, download: bool = True) -> InputSample:
-    """Read the beginning of some files of a part that are evenly spread over all of them. Without `download`, those
-    that would have to be downloaded first are left out."""
+    """Read the beginnings of some files, evenly spread over a part. Without `download`, skip files that would have to
+    be downloaded first."""
     part = job.source.parts[number]
-    part = replace(part, settings=replace(part.settings, sample=None))  # its share is exact, that of a few is not
+    part = replace(part, settings=replace(part.settings, sample=None))  # the share is known exactly, a sample's is not
     files = [file for file in part.files[start.file :] if not (file.is_pipe or file.problem)]
     if not download:
         files = [file for file in files if not file.is_missing]
@@ -235,7 +233,7 @@ def take_sample(job: Job, number: int, limit_bytes: int, start: Cursor, *, downl
         try:
             sample.read_file(file, position, limit_bytes // len(chosen))
         except BadFileError:
-            # With --max-tokens the run may end before this file; without, it would stop at it in any case.
+            # With --max-tokens the run may end before this file; otherwise it would stop there anyway.
             if not part.settings.skip_bad and job.config.max_tokens is None:
                 raise
     sample.read_seconds = time.monotonic() - begin
@@ -243,7 +241,7 @@ def take_sample(job: Job, number: int, limit_bytes: int, start: Cursor, *, downl
 
 
 def _beginnings(documents: Iterable[str], limit: int) -> Iterator[str]:
-    """Yield the first documents, up to `limit` characters in all; of a long one only the beginning."""
+    """Yield the first documents, up to `limit` characters in all, and only the beginning of a long one."""
     for text in documents:
         if limit <= 0:
             return
@@ -253,7 +251,7 @@ def _beginnings(documents: Iterable[str], limit: int) -> Iterator[str]:
 
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
 REMOTE_FOOTERS = 3
-_CHEAP_ROW_GROUPS = 64  # reading token_count on the hub takes a request for each row group
+_CHEAP_ROW_GROUPS = 64  # reading token_count on the hub takes one request per row group
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +261,7 @@ class Extent:
     documents: int | None
     tokens: int | None  # EOT included
     exact: bool
-    batches: int = 0  # that workers will be given; an estimate unless all footers were read
+    batches: int = 0  # for the workers; an estimate unless all footers were read
     documents_exact: bool = False
 
     def __add__(self, other: Extent) -> Extent:
@@ -279,20 +277,20 @@ class Extent:
         )
 
     def scaled(self, factor: Fraction | int) -> Extent:
-        """Return the extent of so many times the documents, or of a share of them, rounded."""
+        """Return the extent of `factor` times the documents, rounded."""
         documents = None if self.documents is None else round(self.documents * factor)
         tokens = None if self.tokens is None else round(self.tokens * factor)
         return replace(self, documents=documents, tokens=tokens, batches=math.ceil(self.batches * factor))
 
     def sampled(self, share: float) -> Extent:
-        """Return the extent of a random sample: of the same batches, and only an estimate."""
+        """Return the extent of a random sample, an estimate with the same batches."""
         if share == 1:
             return self
         return replace(self.scaled(Fraction(share)), exact=False, documents_exact=False, batches=self.batches)
 
 
 def measure_extent(sample: InputSample, files: tuple[InputFile, ...], start: Cursor, *, every_footer: bool) -> Extent:
-    """Count or estimate the documents and tokens of files of a part of the input."""
+    """Count or estimate the documents and tokens in files of a part of the input."""
     job, part = sample.job, sample.part
     files = tuple(file for file in files if file.problem is None)
     if any(file.is_pipe for file in files) or (every_footer and any(file.is_missing for file in files)):
@@ -306,13 +304,13 @@ def measure_extent(sample: InputSample, files: tuple[InputFile, ...], start: Cur
         seen = replace(seen, documents_exact=is_counted and part.settings.tokens_column is None)
         if seen.exact or not every_footer:
             return seen
-        # What is not known exactly is estimated as `build` does it; the footers have told the documents.
+        # Estimate the tokens as `build` does; the documents are known from the footers.
         return replace(seen, tokens=_parquet_extent(sample, files, start, every_footer=False).tokens)
     measured = sample.measured
     if not measured.text_bytes:
         return Extent(0, 0, exact=False)
-    # After decompression; files that are not on the disk yet, because they come from the hub, as if they were like
-    # those that are, and those in a bucket like the first few.
+    # After decompression. Files of the hub that are not on the disk yet are assumed to be like those that are, and
+    # files in a bucket like the first few.
     chosen = [file for file in files if not file.is_missing]
     chosen = [file for file in chosen if not file.is_remote] or chosen[:REMOTE_FOOTERS]
     packed = unpacked = 0.0
@@ -322,11 +320,11 @@ def measure_extent(sample: InputSample, files: tuple[InputFile, ...], start: Cur
     total_bytes = unpacked / max(1, packed) * sum(file.size_bytes for file in files)
     scale = total_bytes / sample.read_bytes
     texts = [file for file in files if file.format == TEXT and file.size_bytes]
-    # A document may be longer than the sample of its file, which then has none that ends.
+    # A document may be longer than the sample of its file, so that none ends in it.
     documents = max(len(texts), round(sample.documents * scale))
     if part.settings.separator == "none" and len(texts) == len(files):
         documents = len(files)
-    # The sample keeps only a part of what was read, and the trial may have encoded only a part of that.
+    # The sample keeps only some of what was read, and the trial may have encoded only some of the sample.
     sampled_tokens = (measured.tokens - measured.documents) * (sample.content_bytes / measured.text_bytes)
     tokens = round(documents + sampled_tokens * scale)
     batches = len(files) + round(total_bytes / job.config.batch_bytes)
@@ -370,7 +368,7 @@ def _parquet_extent(sample: InputSample, files: tuple[InputFile, ...], start: Cu
         return Extent(round(documents * scale), tokens, chosen == files, batches)
     measured = sample.measured
     per_byte = (measured.tokens - measured.documents) / max(1, measured.text_bytes)
-    if part.settings.where is not None:  # what is kept may be longer or shorter than the others
+    if part.settings.where is not None:  # the documents kept may be longer or shorter than the others
         rows = round(rows * sample.documents / max(1, sample.seen_documents))
         text_bytes = round(rows * sample.content_bytes / max(1, sample.documents))
     tokens = round((rows + text_bytes * per_byte) * scale)

@@ -1,6 +1,6 @@
-"""Turn settings into a job, the resolved parts that do the work: `plan` describes it and `build` runs it.
+"""Resolve settings into a job, which `plan` describes and `build` runs.
 
-`open_manifest` finds where a run begins: after what the folder's manifest has, if input and settings are the same.
+`open_manifest` finds where a run begins: after what the manifest records, if input and settings are unchanged.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from fineweb_shards.tokenizers.definition import Definition
 from fineweb_shards.tokenizers.trial import Trial, try_engines
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
-# Most of a manifest's fields are in its beginning; a file of the same name by others may be huge.
+# Most fields of a manifest are at its beginning, and a foreign file of the same name may be huge.
 _HEAD_BYTES = 1 << 20
 # One search for all layouts: an input may have a hundred thousand names.
 _OURS = re.compile("|".join([re.escape(FILE_NAME), *(f"(?:{one.pattern})" for one in LAYOUTS.values())]))
@@ -72,15 +72,15 @@ _OURS = re.compile("|".join([re.escape(FILE_NAME), *(f"(?:{one.pattern})" for on
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that a build needs, resolved and checked, before anything is read or written."""
+    """Everything that a build needs, resolved and checked before anything is read or written."""
 
     config: Config
     output: OutputSpec
     definition: Definition  # of the tokenizer
     source: Parts
     budget: Budget
-    trial: Trial | None = None  # which engine encodes; for another tokenizer than GPT-2, see `with_engine`
-    notes: tuple[str, ...] = ()  # what was noticed in the search for input
+    trial: Trial | None = None  # which engine encodes; for tokenizers other than GPT-2, see `with_engine`
+    notes: tuple[str, ...] = ()  # from the search for input
 
     @property
     def folder(self) -> Path:
@@ -101,20 +101,19 @@ class Job:
 
     @property
     def length_limits(self) -> tuple[LengthLimits, ...]:
-        """The limits of each part."""
         return tuple(LengthLimits(one.min_tokens, one.max_document_tokens) for one in self.config.part_configs)
 
     @property
     def engine(self) -> type[Engine] | None:
-        """The engine that encodes; None if the input is tokens already."""
+        """The engine that encodes; None if the input is tokens."""
         if not self.config.encodes:
             return None
-        assert self.trial is not None, "the engine is tried out before it is used"
+        assert self.trial is not None, "with_engine must be called first"
         return self.trial.engine
 
     def with_engine(self, folder: Path) -> Job:
-        """Return the job with the engine that encodes; the files of another tokenizer than GPT-2 are kept in `folder`,
-        for workers and later runs."""
+        """Return the job with its engine. The files of tokenizers other than GPT-2 are saved in `folder`, for workers
+        and later runs."""
         if not self.definition.data or self.trial is not None:
             return self
         vocabulary, trial = self.definition.save(folder), None
@@ -124,7 +123,7 @@ class Job:
         return replace(self, output=replace(self.output, vocabulary=vocabulary), trial=trial)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions in use, for the manifest. A resume may have others: the output is the same."""
+        """Return the versions in use, for the manifest. A resume may use others, because the output is the same."""
         return {
             "fineweb_shards": fineweb_shards.__version__,
             **({self.engine.name: str(self.engine.installed_version())} if self.engine else {}),
@@ -134,14 +133,11 @@ class Job:
 
 
 def make_job(config: Config, store: Store, *, begun: Manifest | None = None, observer: Observer | None = None) -> Job:
-    """Resolve names, find the files, divide the memory; a mistake in any of them is raised here.
-
-    `begun` is the store's manifest if this is a resume.
-    """
+    """Resolve names, find the files and divide the memory. `begun` is the store's manifest if this is a resume."""
     observer = observer or Observer()
     definition = find_definition(config, begun, observer)
     output = output_spec(config, store, definition.vocabulary)
-    resolve_engine(config.engine)  # whether there is such an engine
+    resolve_engine(config.engine)  # fails early if it is not installed
     uploads = UPLOAD_MEMORY_BYTES if store.is_remote else 0
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes, output.vocabulary, uploads)
     notes: list[str] = []
@@ -161,14 +157,14 @@ def make_job(config: Config, store: Store, *, begun: Manifest | None = None, obs
 
 
 def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> OutputSpec:
-    """Return the output that the settings describe, or raise UsageError. No file is read for this, so the split is not
-    yet that of --val-input."""
+    """Return the output that the settings describe, or raise UsageError. No files are read, so --val-input is not in
+    its split yet."""
     config.check()
     layout = get_layout(config.layout)
     shard_tokens, drop = config.shard_tokens or DEFAULT_SHARD_TOKENS, config.last_shard == "drop"
     if drop and layout.one_file:
         raise UsageError(
-            f"--last-shard drop: with --layout {layout.name} there is no last shard, all is one file.",
+            f"--last-shard drop: --layout {layout.name} has no last shard, only one file per split.",
             "Leave it out, or choose a layout with shards.",
         )
     most_tokens = layout.most_tokens(layout.dtype(vocabulary))
@@ -184,9 +180,9 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
 
 
 def open_manifest(job: Job, *, same_source: bool) -> Manifest:
-    """Return the folder's manifest, checked against this job, or a new one, without versions yet. If nothing
-    is recorded, other settings are no error: the manifest starts anew."""
-    config, store, manifest = job.config, job.output.store, load_manifest(job.folder)
+    """Return the folder's manifest, checked against this job, or a new one, without versions yet. If nothing is
+    recorded, settings may differ, and the manifest is replaced."""
+    config = job.config
     settings, _ = divide_settings(config.fingerprint())
     parts = tuple(
         InputPart(
@@ -197,36 +193,52 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
         for own, part in zip(config.part_configs, job.source.parts, strict=True)
     )
     new = Manifest(settings, parts, {}, vocabulary=job.vocabulary, index=config.index)
-    if manifest is None:
-        refuse_untracked_shards(store, job.layout, set())
+
+    def check(recorded: Manifest) -> None:
+        check_resumed_settings(recorded, new)
+        for number, (part, before) in enumerate(zip(job.source.parts, recorded.parts, strict=True), 1):
+            with concerning(f"Part {number} ({before.label})" if config.parts else ""):
+                check_same_files(part.files, before.files, same_source=same_source)
+        check_batch_bytes(recorded.quarantined, config.batch_bytes)
+
+    return resume_manifest(job.output.store, job.layout, new, check)
+
+
+def check_resumed_settings(recorded: Manifest, new: Manifest) -> None:
+    """Raise ChangedError if settings differ, except --max-tokens, unless it decides what is shuffled."""
+    if not recorded.is_shuffled:
+        new = replace(new, settings={**new.settings, "max_tokens": recorded.settings["max_tokens"]})
+    check_settings(recorded, new, Config().fingerprint())
+
+
+def resume_manifest(store: Store, layout: Layout, new: Manifest, check: Callable[[Manifest], None]) -> Manifest:
+    """Return the recorded manifest, adapted to the limit and index of `new`. Return `new` if there is none, or if
+    `check` raises ChangedError and nothing is recorded in it."""
+    recorded = load_manifest(store.folder)
+    if recorded is not None:
+        try:
+            check(recorded)
+        except ChangedError:
+            if holds_work(store, recorded):
+                raise
+            recorded = None
+    if recorded is None:
+        refuse_untracked_shards(store, layout, set())
         return new
-    try:
-        if not manifest.is_shuffled:  # else it decides what is shuffled
-            settings = {**settings, "max_tokens": manifest.settings["max_tokens"]}  # see `move_limit`
-        check_settings(manifest, replace(new, settings=settings), Config().fingerprint())
-        for number, (part, recorded) in enumerate(zip(job.source.parts, manifest.parts, strict=True), 1):
-            with concerning(f"Part {number} ({recorded.label})" if config.parts else ""):
-                check_same_files(part.files, recorded.files, same_source=same_source)
-        check_batch_bytes(manifest.quarantined, config.batch_bytes)
-    except ChangedError:
-        if holds_work(store, manifest):
-            raise
-        refuse_untracked_shards(store, job.layout, set())
-        return new
-    # Before the records after a lost file are dropped: those shards still exist, and a new limit must not be before
+    # Before trimming drops the records after a lost file: those shards still exist, and a new limit must not be before
     # their end.
-    moved = move_limit(manifest, config.max_tokens, store)
-    return trim_to_whole_files(add_index(moved, store, asked=config.index), store)
+    moved = move_limit(recorded, new.settings["max_tokens"], store)
+    return trim_to_whole_files(add_index(moved, store, asked=new.index), store)
 
 
 def find_earlier_outputs(open_bucket: OpenBucket) -> Callable[[str], bool]:
-    """Return a function that tells whether a path or address is that of a manifest of ours, or of a shard or sidecar
-    beside one: otherwise a manifest would be read as JSON lines, and shards, where the user gives an ending, as text.
-    Each folder's manifest is read once, and only if there is a file of such a name."""
+    """Return a function that tells whether a path or address is one of our manifests, or a shard or sidecar beside one:
+    otherwise a manifest would be read as JSON lines, and shards with a given format as text. Each folder's manifest is
+    read at most once, and only if a file has such a name."""
 
     @cache
     def is_ours(folder: str) -> bool:
-        if is_web(folder):  # where single files are named
+        if is_web(folder):  # only single files are named there
             return False
         if is_url(folder):
             bucket = open_bucket(folder)
@@ -236,7 +248,7 @@ def find_earlier_outputs(open_bucket: OpenBucket) -> Callable[[str], bool]:
         try:
             with open_own(Path(folder, FILE_NAME), "rb", follow_links=True) as file:
                 return has_our_fields(file.read(_HEAD_BYTES))
-        except OSError:  # there is none, or it can't be read
+        except OSError:  # missing or unreadable
             return False
 
     def is_earlier_output(path: str) -> bool:
@@ -256,8 +268,8 @@ def _open_part(
     notes: list[str],
     observer: Observer,
 ) -> Source:
-    """Return a part of the input, of which `config` has the settings, and `recorded` is what the manifest `begun` has;
-    its `number` is 0 if there are no others."""
+    """Return a part of the input with the settings `config`; `recorded` is its entry in the manifest `begun`. `number`
+    is 0 if it is the only part."""
     settings = ReadSettings(
         text_column=config.text_column,
         tokens_column=config.tokens_column,
@@ -279,7 +291,7 @@ def _open_part(
     _refuse_files_without_columns(config, source)
     source = replace(source, epochs=config.epochs)
     if config.separator == AUTO:
-        if recorded is not None and has_work:  # keeps what it was begun with
+        if recorded is not None and has_work:
             files = recorded_separators(source.files, recorded.files)
         else:
             files, note = settle_separators(source.files)
@@ -316,7 +328,7 @@ def _open_files(
 
 
 def _refuse_files_without_columns(config: Config, source: Source) -> None:
-    """Raise UsageError for a file that can't have what --where, --template or --tokens-column is about."""
+    """Raise UsageError for a file whose format can't support --where, --template or --tokens-column."""
     for file in source.files:
         entry = FORMATS[file.format]
         kind = file.format.upper() if entry.has_columns else "plain text"
@@ -328,7 +340,7 @@ def _refuse_files_without_columns(config: Config, source: Source) -> None:
             if value is not None and not has_it:
                 raise UsageError(
                     f"{flag} {value}: {file.path} is {kind}, which has no {what}.",
-                    "Name parquet files and JSON lines only; --format jsonl if it holds JSON lines.",
+                    "Name only parquet files and JSON lines; add --format jsonl if it holds JSON lines.",
                 )
 
 
@@ -344,7 +356,7 @@ def _open_hub(
     has_work: bool,
 ) -> Source:
     check_addresses()
-    quiet_clients()  # both must be called before the clients are imported, for the listing or the formats
+    quiet_clients()  # both must come before the clients are imported
     work_folder = store.folder / WORK_FOLDER
     listing = _recorded_listing(config, recorded)
     if listing is None:
@@ -370,7 +382,7 @@ def _open_hub(
 
 
 def _recorded_listing(config: Config, recorded: InputPart | None) -> Listing | None:
-    """Return the files that the manifest has of a part; None if it has none, or if others are asked for."""
+    """Return the files of a part that the manifest records; None if there are none, or if others are requested."""
     if recorded is None or recorded.commit is None or not recorded.files:
         return None
     if not _are_same(config, recorded, "dataset", "name", "split", "revision"):
@@ -380,8 +392,8 @@ def _recorded_listing(config: Config, recorded: InputPart | None) -> Listing | N
 
 
 def pinned_commit(config: Config, recorded: InputPart | None, *, has_work: bool) -> str | None:
-    """Return the dataset's commit in the manifest; None if it has none, or if nothing is recorded yet and another
-    dataset or revision is asked for."""
+    """Return the dataset's commit from the manifest; None if it has none, or if no shards are recorded and another
+    dataset or revision is requested."""
     if recorded is None:
         return None
     return recorded.commit if has_work or _are_same(config, recorded, "dataset", "revision") else None

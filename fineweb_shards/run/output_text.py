@@ -1,8 +1,8 @@
-"""Warn about output that the training code (the reader) could not use: before a build and after it.
+"""Describe the output, and warn if the training code (the reader) could not use it.
 
-Before a build the warnings are about the files that are expected, after it about those that exist. The limits of each
-reader are in layouts/; here are splits that are empty, which settings to choose instead, and files that a reader would
-open and that do not belong to the output.
+Before a build the warnings are about the expected files, after it about those that exist. The limits of each reader are
+in layouts/. This module covers empty splits, the settings to choose instead, and foreign files that a reader would
+open.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Split
-from fineweb_shards.units import show_bytes, show_count, show_number_of
+from fineweb_shards.units import first_few, show_bytes, show_count, show_number_of
 from fineweb_shards.watching.run_files import PartShare
 from fineweb_shards.watching.shares import share_rows, shares_in
 from fineweb_shards.watching.status import describe_shuffle
 
 _MOST_EXPECTED_FILES = 20_000
-_SHOWN_STRAYS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedFile:
-    """A file that a build will make, according to its plan."""
+    """A file that a build will make according to its plan."""
 
     name: str
     split: Split
@@ -43,12 +42,12 @@ class ExpectedFile:
 def expect_files(
     spec: OutputSpec, tokens: int, documents: int, *, exact: bool, val_files_share: float = 0.0
 ) -> list[ExpectedFile]:
-    """Return the files that a stream of `tokens` tokens will become; for an estimate, without the last shard, whose
-    size can't be predicted. `val_files_share` is the share of the input's bytes in --val-input."""
+    """Return the files that a stream of `tokens` tokens will become, without the last shard if `tokens` is an estimate:
+    its size can't be predicted. `val_files_share` is the share of --val-input in the bytes of the input."""
     if not spec.layout.one_file and tokens // spec.shard_tokens > _MOST_EXPECTED_FILES:
         return []
     rule, layout = spec.split_rule, spec.layout
-    val = min(tokens, rule.val_tokens)  # the other rules are not about tokens: estimates
+    val = min(tokens, rule.val_tokens)  # estimated for the other rules, which do not count tokens
     if rule.val_ratio:
         val = round(tokens * rule.val_ratio) if round(documents * rule.val_ratio) else 0
     elif rule.val_documents:
@@ -72,16 +71,16 @@ def expect_files(
 def reader_warnings(
     spec: OutputSpec, files: Sequence[SizedFile], *, dropped_tokens: int = 0, made: bool = True
 ) -> list[str]:
-    """Return warnings about these files, each with a next step. `made`: the files exist, so that other settings need
+    """Return warnings about these files, each with a next step. `made`: the files exist, so other settings need
     --fresh."""
     if not files and not dropped_tokens:
         return []
-    next_step = "Run it again with --fresh and" if made else "Choose"
+    next_step = "Rerun it with --fresh and" if made else "Choose"
     splits = {file.split for file in files}
     found = []
     if "train" not in splits:
         found.append(_missing_training(spec, files, dropped_tokens, next_step))
-    if "val" not in splits and "val" in spec.layout.missing_split_errors:  # else the reader does not need one
+    if "val" not in splits and "val" in spec.layout.missing_split_errors:  # the reader needs one
         found.append(_missing_validation(spec, files, next_step))
     return found + spec.layout.warnings(files, spec.gpus)
 
@@ -89,26 +88,26 @@ def reader_warnings(
 def training_error(
     spec: OutputSpec, config: Config, tokens: int, documents: int = 1, *, about: bool = False
 ) -> NoTrainingError | None:
-    """Return the error if a whole stream of `tokens` tokens (`about`: by an estimate) would be for validation and
-    nobody has asked for that: the layout's default is the first shard."""
+    """Return the error if by default, without any setting, validation would take a whole stream of `tokens` tokens
+    (`about`: an estimate)."""
     if not config.leaves_validation_to_layout or not 2 <= tokens <= spec.split_rule.val_tokens:
         return None
     val = _rounded(tokens // 10)
-    for part in (10, 4, 2):  # a tenth for validation, or more if the reader needs more
+    for part in (10, 4, 2):  # a tenth for validation, more if the reader needs it
         tried = replace(spec, split_rule=SplitRule(val_tokens=_rounded(tokens // part)))
         if not spec.layout.warnings(expect_files(tried, tokens, documents, exact=True), spec.gpus):
             val = tried.split_rule.val_tokens
             break
-    all_tokens = f"the whole input, about {show_count(tokens)} tokens," if about else f"all {tokens:,} tokens"
+    size = f"about {show_count(tokens)}" if about else f"only {tokens:,}"
     return NoTrainingError(
-        f"There would be nothing to train on: by default the first {spec.shard_tokens:,} tokens are for "
-        f"validation, and so {all_tokens} would be.",
+        f"There would be nothing to train on: by default the first {spec.shard_tokens:,} tokens go to validation, but "
+        f"there are {size}.",
         f"--val-tokens {val}",
     )
 
 
 def empty_part_error(rule: MixRule | None, shares: Sequence[PartShare]) -> InputError | None:
-    """Return the error if a part without documents has ended a mix: no setting of the output would help."""
+    """Return the error if a part without documents has ended a mix: no output setting would help."""
     tokens = show_number_of(sum(part.tokens for part in shares), "token")
     for number, part in enumerate(shares if rule and not rule.until_all else (), 1):
         if part.exhausted and not part.tokens:
@@ -120,17 +119,16 @@ def empty_part_error(rule: MixRule | None, shares: Sequence[PartShare]) -> Input
 
 
 def stray_warnings(store: Store, layout: Layout, finished: Collection[str] | None = None) -> list[str]:
-    """Warn about files beside the shards that the reader would take for shards: those of other programs and, if the
-    names of all finished files are given, shards that are not among them."""
+    """Warn about files that the reader would take for shards: those of other programs and, if the names of all finished
+    files are given, shards missing from them."""
     is_ours = layout.owns if finished is None else finished.__contains__
     opened = [name for name in sorted(store.list_names()) if layout.opens(name) or layout.owns(name)]
     strays = [name for name in opened if not is_ours(name)]
     if not strays:
         return []
-    shown = ", ".join(strays[:_SHOWN_STRAYS]) + (" …" if len(strays) > _SHOWN_STRAYS else "")
     return [
-        f"{store.location} holds {show_number_of(len(strays), 'other file')} that {layout.name} would open: "
-        f"{shown}. Choose a folder of its own (--out), or move them away."
+        f"{store.location} has {show_number_of(len(strays), 'other file')} that {layout.name} would open: "
+        f"{first_few(strays)}. Choose an empty folder (--out), or move them away."
     ]
 
 
@@ -138,10 +136,10 @@ def _missing_training(spec: OutputSpec, files: Sequence[SizedFile], dropped_toke
     said = spec.layout.missing_split_errors.get("train")
     failure = f' ({spec.layout.name} would stop: "{said}")' if said else ""
     rule, tokens = spec.split_rule, sum(file.tokens for file in files) + dropped_tokens
-    cause, part = f"all {tokens:,} tokens are for validation", _rounded(tokens // 10)
+    cause, part = f"all {tokens:,} tokens go to validation", _rounded(tokens // 10)
     remedy = f"--val-tokens {part}"
     if dropped_tokens:
-        cause = f"its {dropped_tokens:,} tokens do not fill a shard and --last-shard drop leaves them out"
+        cause = f"its {dropped_tokens:,} tokens do not fill a shard, and --last-shard drop leaves them out"
         remedy = f"--last-shard keep, or --shard-tokens {part}"
     elif rule.counts_tokens:
         cause += f", which takes the first {rule.val_tokens:,}"
@@ -162,13 +160,13 @@ def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step:
     failure = f'{spec.layout.name} would stop: "{spec.layout.missing_split_errors["val"]}"'
     remedy = f"--val-tokens {_rounded(tokens // 10)}"
     if spec.split_rule.val_files:
-        cause, remedy = "the files of --val-input hold no document", "other files for it"
+        cause, remedy = "the files of --val-input have no documents", "other files for it"
     elif not spec.split_rule.val_ratio:
         return f"There is nothing for validation, as requested; {failure}. If it needs some: {remedy}."
     else:
         share = f"a share of one in {float(1 / spec.split_rule.val_ratio):,.0f}"
-        cause = f"of {show_number_of(documents, 'document')}, {share} chooses none"
-        if documents > 1:  # the smallest round ratio that gives at least one of them
+        cause = f"of {show_number_of(documents, 'document')}, {share} selects none"
+        if documents > 1:  # the smallest round ratio that selects at least one
             scale = 10 ** len(str(documents - 1))
             remedy = f"--val-ratio {-(-scale // documents) / scale:g} or {remedy}"
     return f"There is nothing for validation: {cause}; {failure}. {next_step} {remedy}."
@@ -188,8 +186,8 @@ def result_lines(
     notes: Sequence[str] = (),
     closing: Sequence[str] = (),
 ) -> list[str]:
-    """Say where the files are, what they hold and how to load them, with the caller's own lines between; warnings come
-    last, where they are noticed."""
+    """Return lines that say where the files are, what they hold and how to load them, with the caller's lines in
+    between. Warnings come last, where people notice them."""
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     kind = "files" if spec.layout.one_file else "shards"
     val = tokens_of(manifest.shards, "val")
@@ -210,12 +208,12 @@ def result_lines(
 
 
 def output_notes(spec: OutputSpec, manifest: Manifest) -> list[str]:
-    """Explain what looks like a fault but is expected."""
+    """Explain what looks wrong but is normal."""
     if dropped := manifest.totals["dropped_tokens"]:
-        return [f"The last {dropped:,} tokens do not fill a shard and were left out."]
+        return [f"The last {dropped:,} tokens were left out because they do not fill a shard."]
     last = manifest.shards[-1] if manifest.shards else None
     if last and last.split == "train" and last.tokens < spec.shard_tokens and not spec.layout.one_file:
-        return [f"The last shard holds the rest, {last.tokens:,} tokens: that is expected, nothing is missing."]
+        return [f"The last shard has the remaining {last.tokens:,} tokens; that is normal."]
     return []
 
 
@@ -235,7 +233,7 @@ def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
 
 
 def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
-    """Say how to load the files; nothing if there is nothing to train on."""
+    """Return lines that show how to load the files; none if there is nothing to train on."""
     if not tokens_of(manifest.shards, "train"):
         return []
     names = [file.name for file in list_files(manifest.shards)]
@@ -245,10 +243,10 @@ def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
     else:
         command, folder = copy_command(BucketAddress.parse(store.location))
         lines = [
-            "from fineweb_shards.loader import ShardLoader  # fetches them as they are needed",
+            "from fineweb_shards.loader import ShardLoader  # fetches shards as needed",
             f'loader = ShardLoader({quote_string(store.location)}, "train", batch_size=64, seq_len=1024)',
             "",
-            "# for a trainer that reads files itself, copy them here:",
+            "# for a trainer that reads local files, copy them first:",
             command,
             *spec.layout.loader_lines(folder, names, vocabulary),
         ]

@@ -1,9 +1,8 @@
-"""`plan`: predict what a build will do, before anything is written. How large the input is, extent.py finds out.
+"""`plan`: predict what a build will do, before anything is written. extent.py measures the input; plan_text.py has the
+plan's text.
 
-Of a mix the weights decide how much is read of each part, and which one runs out first (`forecast_parts`). The tokens
-are exact to one document of each part: the lengths of single documents are not known.
-
-The plan's text is in plan_text.py.
+In a mix the weights decide how much is read of each part, and which one runs out first (`forecast_parts`). The tokens
+are exact to within one document per part, because the lengths of single documents are unknown.
 """
 
 from __future__ import annotations
@@ -18,12 +17,7 @@ from fractions import Fraction
 
 from fineweb_shards.errors import NoTrainingError
 from fineweb_shards.formats.registry import FORMATS
-from fineweb_shards.run.extent import (
-    QUICK_SAMPLE_BYTES,
-    Extent,
-    measure_extent,
-    take_sample,
-)
+from fineweb_shards.run.extent import QUICK_SAMPLE_BYTES, Extent, measure_extent, take_sample
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.output_text import training_error
 from fineweb_shards.run.resources import DiskNeed, Rest, check_needs, find_needs
@@ -39,31 +33,31 @@ from fineweb_shards.watching.run_files import second_pass_seconds
 
 _BEGINNING = Cursor(0, 0)
 _SAMPLE_BYTES = 24 * 2**20
-# Measured with two workers on two cores, which they share with the parent: it packs, hashes and writes.
+# Measured with two workers on two cores, which they share with the parent, which packs, hashes and writes.
 _PARALLEL_EFFICIENCY = 0.7
 _MOST_TOKENS_PER_BYTE = 3  # an invalid byte becomes U+FFFD, whose three bytes may be a token each
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """How many tokens a stream takes of each part of the input, and where the parts run out. Files for validation,
-    which a mix reads first, are not counted. None: not known."""
+    """How many tokens a stream takes from each part of the input, and where the parts run out. Files for validation,
+    which a mix reads first, are not counted. None: unknown."""
 
-    available: tuple[int | None, ...]  # tokens that a part has, in all its epochs
+    available: tuple[int | None, ...]  # tokens in all epochs of a part
     taken: tuple[int | None, ...]  # up to the end of the stream
-    # How many tokens the stream has, those for validation included, when it is a part's turn that has run out; None
-    # also if that does not happen.
+    # The length of the stream, including validation, at the first turn of a part that has run out; None also if no
+    # such turn comes.
     ends: tuple[int | None, ...]
     cut: bool  # the stream ends at the limit
 
     @property
     def first_end(self) -> int | None:
-        """The part that runs out first, of several the first one."""
+        """The part that runs out first; of several, the first one."""
         ended = [(end, number) for number, end in enumerate(self.ends) if end is not None]
         return min(ended)[1] if ended else None
 
     def shares(self) -> tuple[float | None, ...]:
-        """Return the share of each part in the tokens of all."""
+        """Return each part's share of all tokens."""
         total = sum(filter(None, self.taken))
         return tuple(None if one is None or None in self.taken else one / max(1, total) for one in self.taken)
 
@@ -76,19 +70,19 @@ class Plan:
     extent: Extent
     part_extents: tuple[Extent, ...]  # of what each part has, read once
     forecast: Forecast
-    separator_rows: list[tuple[str, str]]  # to show how text files, if there are any, are split
+    separator_rows: list[tuple[str, str]]  # how text files, if there are any, are split
     first_documents: list[str]
-    tokens_per_second: float | None  # of all workers, by a trial on this machine
-    read_bytes: int  # of the input, by all runs together: --max-tokens may end early, epochs count each time
-    bytes_to_fetch: int  # still, in whole batches; an estimate unless it is all of the input
+    tokens_per_second: float | None  # of all workers together, measured by a trial
+    read_bytes: int  # of the input, by all runs together: less with --max-tokens, more with epochs
+    bytes_to_fetch: int  # still, in whole batches; an estimate unless all of the input is left
     done_tokens: int = 0  # in finished shards
     fetched_bytes: int = 0  # over the network, for this plan
-    busy_cores: float = 0.0  # with other programs, before the build
-    piles: PileState | None = None  # of a shuffle: how far its first pass is
+    busy_cores: float = 0.0  # in use by other programs, before the build
+    piles: PileState | None = None  # of a shuffle: the progress of its first pass
 
     @property
     def tokens_left(self) -> int | None:
-        """The number of tokens that are still to be made."""
+        """How many tokens are still to be made."""
         return None if self.extent.tokens is None else max(0, self.extent.tokens - self.done_tokens)
 
     @property
@@ -99,7 +93,7 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """How long the rest takes, with both passes of a shuffle; None if that is not known."""
+        """How long the rest takes, including both passes of a shuffle; None if unknown."""
         left, speed = self.tokens_left, self.tokens_per_second
         if left is None or not speed:
             return None
@@ -110,11 +104,11 @@ class Plan:
 
     @property
     def disk_needs(self) -> list[DiskNeed]:
-        """What the rest takes on this machine's disks; nothing if the length of the stream is not known."""
+        """The space that the rest takes on this machine's disks; empty if the length of the stream is unknown."""
         extent, job = self.extent, self.job
         if extent.tokens is None:
             return []
-        val_tokens = 0.0  # by the sizes of files
+        val_tokens = 0.0  # estimated from file sizes
         for part, one in zip(job.source.parts, self.part_extents, strict=True):
             val_bytes = sum(file.size_bytes for file in part.files[: part.val_files])
             val_tokens += (one.tokens or 0) * val_bytes / max(1, part.size_bytes)
@@ -138,17 +132,17 @@ class Plan:
 def make_plan(
     job: Job, *, trial_seconds: float, start: Cursors = (), done_tokens: int = 0, piles: PileState | None = None
 ) -> Plan:
-    """Sample the input and make a plan. With a trial of more than 0 seconds, as for `plan`, it also tells the speed and
-    looks at every footer; what is estimated is the same as without, as for `build`.
+    """Sample the input and make a plan. With `trial_seconds` above 0, as for `plan`, also measure the speed and read
+    every footer; the estimates are the same as for `build`, which passes 0.
 
-    `start` is where a run will begin, after `done_tokens` in shards: from the hub nothing before it is fetched. `piles`
-    are those of a shuffle, if its first pass has begun.
+    `start` is where the run will begin, after `done_tokens` in shards: nothing before it is fetched from the hub.
+    `piles` are those of a shuffle whose first pass has begun.
     """
     config = job.config
     with contextlib.closing(job.source.reopened()) as source:
         opened, starts = replace(job, source=source), start or source.starts
         measure = _measure_part
-        if piles is not None and piles.ended and not trial_seconds:  # nothing of the input is needed any more
+        if piles is not None and piles.ended and not trial_seconds:  # the input is no longer needed
             measure = _know_nothing
         parts = [measure(opened, number, first, trial_seconds) for number, first in enumerate(starts)]
     forecast, taken = _take_from(parts, config.mix, config.max_tokens)
@@ -166,7 +160,7 @@ def make_plan(
     if piles is not None and piles.ended:
         extent = replace(extent, tokens=sum(piles.tokens), documents=piles.documents, exact=True, documents_exact=True)
     read_bytes = to_fetch = 0
-    tokens, seconds = 0, 0.0  # of those parts of which something is taken, by one worker
+    tokens, seconds = 0, 0.0  # of the parts that are read, with one worker
     for part, one in zip(parts, taken, strict=True):
         share, batches = part.share_of(one), part.whole.batches
         read_bytes += round(share * part.size_bytes)
@@ -196,14 +190,14 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredPart:
-    """What is known of a part of the input."""
+    """What is known about a part of the input."""
 
-    val: Extent  # files for validation, where they are counted by themselves
+    val: Extent  # files for validation, where they are counted separately
     train: Extent  # the others, once
     epochs: int
-    size_bytes: int  # of its files, each as often as it is read
+    size_bytes: int  # of its files, counted each time they are read
     most_fetched_bytes: int
-    passed: float  # the share of them that is before the cursor
+    passed: float  # the share of these bytes before the cursor
     separator_rows: list[tuple[str, str]]
     first_documents: list[str]
     tokens_per_second: float  # of one worker; 0: unknown
@@ -213,22 +207,22 @@ class _MeasuredPart:
         return self.val + self.train.scaled(self.epochs)
 
     def share_of(self, extent: Extent) -> float:
-        """Return how much of it that is; all, if that is not known."""
+        """Return which share of the part `extent` is; 1 if unknown."""
         tokens = self.whole.tokens
         return extent.tokens / tokens if tokens and extent.tokens is not None else 1.0
 
 
 def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) -> _MeasuredPart:
-    """Look at a part of the input, from a cursor on if every look costs requests."""
+    """Measure a part of the input; from the cursor on if reading costs requests."""
     part, own = job.source.parts[number], job.config.part_configs[number]
     first = start if part.costs_requests else _BEGINNING
-    # A small sample is for the estimates: those of `plan` and of `build` must not differ. A large one, of which as much
-    # is encoded as there is time for, is for the speed.
+    # The estimates come from a small sample, so that `plan` and `build` agree; the speed from a large one, of which as
+    # much is encoded as time allows.
     sample = take_sample(job, number, QUICK_SAMPLE_BYTES, first, download=not trial_seconds)
-    if not sample.read_bytes and first != _BEGINNING:  # a part that is done would seem to be empty
+    if not sample.read_bytes and first != _BEGINNING:  # a finished part would look empty
         first = _BEGINNING
         sample = take_sample(job, number, QUICK_SAMPLE_BYTES, first, download=not trial_seconds)
-    # Files for validation are measured by themselves where they count in another way than the others.
+    # Files for validation are measured separately where they count differently.
     val_files = part.val_files if job.config.mix or own.epochs > 1 else 0
     val, train = (
         measure_extent(sample, files, first, every_footer=trial_seconds > 0).sampled(own.sample)
@@ -254,14 +248,14 @@ def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) ->
 
 
 def _know_nothing(job: Job, number: int, start: Cursor, trial_seconds: float) -> _MeasuredPart:
-    """Do not look at a part of the input at all: it may be a hub that can't be reached now."""
+    """Leave a part of the input alone: it may be on a hub that can't be reached now."""
     part, unknown = job.source.parts[number], Extent(None, None, exact=False)
     return _MeasuredPart(Extent(0, 0, exact=True), unknown, 1, part.read_bytes, 0, 1.0, [], [], 0.0)
 
 
 def most_fetched_bytes(part: Source) -> int:
-    """Return how much a part can make a run fetch: nothing if its files are on this machine, and what is downloaded
-    once, whatever its epochs."""
+    """Return how much a run may have to fetch for a part: nothing if its files are local; downloaded files count once,
+    whatever the epochs."""
     if not part.costs_requests:
         return 0
     return part.size_bytes if all(file.place == HUB_ON_DISK for file in part.files) else part.read_bytes
@@ -270,7 +264,7 @@ def most_fetched_bytes(part: Source) -> int:
 def _take_from(
     parts: Sequence[_MeasuredPart], rule: MixRule | None, limit: int | None
 ) -> tuple[Forecast, list[Extent]]:
-    """Return what a stream of up to `limit` tokens takes of each part, with the files for validation."""
+    """Return what a stream of up to `limit` tokens takes from each part, including files for validation."""
     before = sum(part.val.tokens or 0 for part in parts)
     train = [part.train.scaled(part.epochs) for part in parts]
     forecast = forecast_parts(rule, [one.tokens for one in train], limit, before=before)
@@ -284,11 +278,11 @@ def _take_from(
 def forecast_parts(
     rule: MixRule | None, available: Sequence[int | None], limit: int | None = None, *, before: int = 0
 ) -> Forecast:
-    """Forecast what a stream of up to `limit` tokens takes of its parts, of which this many tokens are `available`
-    (None: unknown); `before` tokens, for validation, come first. Without a rule it is one part after the other.
+    """Forecast what a stream of up to `limit` tokens takes from parts with `available` tokens (None: unknown), after
+    `before` tokens for validation. Without a rule the parts follow one another.
 
-    With the keys of stream/mix.py: a part runs out at the key tokens / weight, and up to the key k the stream takes k
-    times the weight of each part that has not run out. That is right to one document of each part.
+    In terms of the keys of stream/mix.py: a part runs out at the key tokens / weight, and up to the key k the stream
+    takes k times its weight from each part that has not run out. This is exact to within one document per part.
     """
     taken: list[int | None] = []
     ends: list[int | None] = [None] * len(available)
@@ -303,7 +297,7 @@ def forecast_parts(
             done += taken[-1] or 0
             ends[number] = done if taken[-1] == tokens else None
         return Forecast(tuple(available), tuple(taken), tuple(ends), cut=done is not None and None in ends)
-    key, total, weight = Fraction(0), Fraction(before), sum(rule.weights)  # the weight of those that have not run out
+    key, total, weight = Fraction(0), Fraction(before), sum(rule.weights)  # `weight` of the parts that have not run out
     is_over = False
     known = [(number, tokens) for number, tokens in enumerate(available) if tokens is not None]
     for end, number in sorted((Fraction(tokens, rule.weights[number]), number) for number, tokens in known):
@@ -333,8 +327,8 @@ def check_disk(plan: Plan) -> None:
 
 
 def split_error(plan: Plan) -> NoTrainingError | None:
-    """Return the error if it is certain that nothing would be left to train on. Where only an estimate says so, the end
-    of the stream will tell."""
+    """Return the error if nothing would certainly be left to train on. An estimate is not enough: then the end of the
+    stream decides."""
     job, extent = plan.job, plan.extent
     files = [
         (file, own.epochs)

@@ -1,6 +1,4 @@
-"""Say in words what a plan has found: the short text, for the beginning of a build. `plan` shows more
-(commands/build.py).
-"""
+"""Describe a plan in words: the short text at the start of a build. `plan` shows more (commands/build.py)."""
 
 from __future__ import annotations
 
@@ -13,31 +11,30 @@ from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.system.terminal import printable
-from fineweb_shards.units import show_bytes, show_count, show_number_of
+from fineweb_shards.units import first_few, show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import GPT2
+from fineweb_shards.watching.shares import show_share
 
-_SHOWN_FILES = 3
-_BUSY_SHARE = 0.5  # of the cores, from which on other programs slow a build down
+_BUSY_SHARE = 0.5  # if other programs use this share of the cores, a build is slow
 
 
 def short_lines(plan: Plan) -> list[str]:
-    """Return the plan in a few lines, with warnings, for the beginning of a build. They also show how a text is split
-    into documents, because later nothing shows it."""
+    """Return the plan in a few lines, with warnings, for the start of a build. They also show how a text is split into
+    documents, because nothing does so later."""
     rows = [*short_rows(plan), *plan.separator_rows]
     rows += [("WARNING", warning) for warning in plan_warnings(plan)]
     return [f"{name:<10} {text}" for name, text in rows]
 
 
 def plan_warnings(plan: Plan) -> list[str]:
-    """Return warnings about problems that the loader of the files will have, and about a mix that ends at once, as far
-    as the plan can tell."""
+    """Return warnings about files that the loader could not use, and about a mix that would end at once."""
     job, extent = plan.job, plan.extent
     warnings = stray_warnings(job.output.store, job.layout)
     if job.config.mix and not job.config.mix.until_all and 0 in plan.forecast.available:
         empty = plan.forecast.available.index(0)
-        about = "" if plan.part_extents[empty].exact else "By the estimate: "
+        about = "" if plan.part_extents[empty].exact else "Estimated: "
         warnings.append(
-            f"{about}part {empty + 1} has no document, and the mix ends at its first turn. Leave it out, or choose "
+            f"{about}part {empty + 1} has no documents, so the mix ends at its first turn. Leave it out, or choose "
             "--mix-until all-exhausted."
         )
     if extent.tokens and extent.documents and not split_error(plan):
@@ -45,13 +42,12 @@ def plan_warnings(plan: Plan) -> list[str]:
         val_bytes = sum(file.size_bytes for file in job.source.files if file.for_validation)
         share = val_bytes / max(1, plan.read_bytes)
         files = expect_files(job.output, extent.tokens, extent.documents, exact=exact, val_files_share=share)
-        about = "" if exact else "By the estimate: "
+        about = "" if exact else "Estimated: "
         warnings += [f"{about}{warning}" for warning in reader_warnings(job.output, files, made=False)]
     return warnings
 
 
 def short_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return name and text of each line."""
     return [*_input_rows(plan), *_tokenizer_rows(plan.job), *_output_rows(plan), *_machine_rows(plan)]
 
 
@@ -108,10 +104,10 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _mix_end(plan: Plan) -> str:
-    """Say when a mix ends, and which part runs out first."""
+    """Return when a mix ends, and which part runs out first."""
     forecast, first = plan.forecast, plan.forecast.first_end
     unknown = [f"part {number}" for number, tokens in enumerate(forecast.available, 1) if tokens is None]
-    doubt = f", unless {' or '.join(unknown)}, of unknown size, does so before" if unknown else ""
+    doubt = f", unless {' or '.join(unknown)}, of unknown size, runs out first" if unknown else ""
     rule = plan.job.config.mix
     assert rule is not None
     after = "" if first is None else f"after about {show_count(forecast.ends[first] or 0)} tokens"
@@ -122,17 +118,17 @@ def _mix_end(plan: Plan) -> str:
     if not rule.until_all:
         return f"until part {first + 1} runs out, {after}{doubt}"
     if forecast.cut:
-        return f"until --max-tokens; part {first + 1} runs out before, {after}{doubt}"
+        return f"until --max-tokens; part {first + 1} runs out earlier, {after}{doubt}"
     return f"until all parts run out; part {first + 1} is first, {after}{doubt}"
 
 
 def mix_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield what the stream takes of each part of a mix."""
+    """Yield how much the stream takes from each part of a mix."""
     forecast = plan.forecast
     columns = zip(forecast.available, forecast.taken, forecast.shares(), forecast.ends, strict=True)
     for number, (available, taken, share, end) in enumerate(columns, 1):
         if taken is None:
-            yield "", f"part {number}: tokens unknown before the end"
+            yield "", f"part {number}: tokens unknown until the end"
             continue
         of = f"all {show_count(taken)}" if taken == available else show_count(taken)
         of += f" of {show_count(available)}" if available is not None and taken != available else ""
@@ -140,13 +136,8 @@ def mix_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "", shown + ("" if end is None else f", runs out after {show_count(end)}")
 
 
-def show_share(share: float) -> str:
-    """Return a share in percent."""
-    return f"{100 * share:.3g} %"
-
-
 def _tokenizer_rows(job: Job) -> Iterator[tuple[str, str]]:
-    """Say what encodes, if it is not GPT-2: nobody should find out in the morning that EOT is another one."""
+    """Describe the tokenizer unless it is GPT-2's: nobody should find out in the morning that it used another EOT."""
     vocabulary, engine = job.vocabulary, job.engine
     if vocabulary == GPT2:
         return
@@ -159,7 +150,7 @@ def _tokenizer_rows(job: Job) -> Iterator[tuple[str, str]]:
         why = printable("; ".join(job.trial.refusals))
         yield "engine", f"{engine.name} itself, which is slow: {why}"
     elif engine and vocabulary.reference == "sentencepiece":
-        yield "engine", "sentencepiece itself, which is slow: nothing faster gives the same tokens"
+        yield "engine", "sentencepiece itself, which is slow: nothing faster produces the same tokens"
 
 
 def _output_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -171,30 +162,26 @@ def _output_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         if plan.piles is not None and plan.piles.ended:
             how = "exact, counted in the first pass"
         if not extent.exact and all(one.exact for one in plan.part_extents):
-            how = "exact to a document of each part"
+            how = "exact to within one document per part"
         yield "tokens", f"{show_estimate(extent.tokens, exact=extent.exact)} ({how})"
         if job.layout.one_file:
-            yield "files", f"one for each split ({job.layout.name}), in {location}"
+            yield "files", f"one per split ({job.layout.name}), in {location}"
         else:
             last = extent.tokens - (max(1, plan.shards or 1) - 1) * job.output.shard_tokens
             about, rest = "", f", the last with {last:,}"
-            # Unless validation is a number of tokens, its last shard is not full, either.
+            # Unless validation is a number of tokens, its last shard is not full either.
             if not extent.exact or not job.output.split_rule.counts_tokens:
                 about, rest = "about ", ""
-            yield (
-                "shards",
-                f"{about}{plan.shards:,} of {job.output.shard_tokens:,} tokens{rest}, in {location}",
-            )
+            yield "shards", f"{about}{plan.shards:,} of {job.output.shard_tokens:,} tokens{rest}, in {location}"
         yield from _disk_rows(plan)
     names = [file.name for file in job.source.files if file.for_validation]
-    shown = ", ".join(names[:_SHOWN_FILES]) + (", …" if len(names) > _SHOWN_FILES else "")
     rule = job.output.split_rule
     sampled = ": a random sample" if plan.piles and (rule.val_tokens or rule.val_documents) else ""
-    yield "validation", rule.describe() + sampled + (f", which come first: {shown}" if names else "")
+    yield "validation", rule.describe() + sampled + (f", which come first: {first_few(names)}" if names else "")
 
 
 def _disk_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Say how much is needed: of shards that go to a bucket, there; with a shuffle, at the most on each disk here."""
+    """Describe the space needed: for shards in a bucket, there; with a shuffle, the peak on each local disk."""
     about = "" if plan.extent.exact else "about "
     first, *others = plan.disk_needs
     needed = first.size_bytes if plan.piles else plan.output_bytes or 0
@@ -210,26 +197,26 @@ def _machine_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     memory, engine = show_bytes(budget.memory_bytes), plan.job.engine
     encoder = f"{engine.name} {engine.installed_version()}" if engine else "no tokenizer"
     yield "machine", f"{show_number_of(budget.workers, 'worker')}, {encoder}, memory budget {memory}"
-    # Why a build will be slow on a machine with other work: it would look as if something were wrong.
+    # Explains why a build is slow on a busy machine.
     cores, busy = usable_cores(), plan.busy_cores
     if config.priority == "background" and config.executor == "local" and busy >= cores * _BUSY_SHARE:
         load = f"other programs want {busy:.1f} of {show_number_of(cores, 'core')}"
         yield "priority", f"lowest: {load} (or --priority normal)"
     wanted = budget.wanted_workers
     if wanted is not None and wanted > budget.workers:
-        fewer = f"{budget.workers} instead of {wanted:,}: {memory} of memory hold no more"
+        fewer = f"{budget.workers} instead of {wanted:,}: limited by {memory} of memory"
         yield "workers", f"{fewer} (--max-memory)"
 
 
 def show_estimate(count: int | None, *, exact: bool) -> str:
-    """Return a count in words that tell whether it is exact."""
+    """Format a count, and whether it is exact."""
     if count is None:
-        return "unknown before the end"
+        return "unknown until the end"
     return f"{count:,}" if exact else f"about {show_count(count)}"
 
 
 def resume_text(manifest: Manifest) -> str:
-    """Say after what a build resumes, and in which pass of a shuffle; empty if it begins."""
+    """Return where a build resumes, and in which pass of a shuffle; empty if it starts from the beginning."""
     finished = f"{show_number_of(manifest.shard_count, 'shard')}, {show_count(manifest.tokens)} tokens"
     if not manifest.is_shuffled:
         return f"after {finished}" if manifest.shards else ""

@@ -1,12 +1,12 @@
-"""What a run may take of this machine, decided before it starts: memory, and space on the disk.
+"""How much memory and disk space a run may use, decided before it starts.
 
 The memory is divided among the parent, the workers and the text in flight; during the run system/memory_guard.py
-watches what is really used.
+watches the actual use.
 
-On the disk a build or an export takes the size of the shards, or for a bucket of those that are being made. The piles
-of a shuffle take as much as the result, and its list of documents a little more. In the second pass each pile is
-deleted once all it has given is recorded, so that the peak is the result once, with what is under way: shards that are
-not recorded yet, and the largest pile. Piles that are on another disk (--scratch) are looked at by themselves.
+On the disk a build or an export needs the size of the shards; with a bucket, of the unfinished ones. The piles of a
+shuffle take as much as the result, and its list of documents a little more. The second pass deletes each pile once
+everything from it is recorded, so its peak is the size of the result, plus shards that are not recorded yet and the
+largest pile. Piles on another disk (--scratch) are checked separately.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from fineweb_shards.vocabulary import GPT2, Vocabulary
 from fineweb_shards.writing.placement import shards_at_once
 
 # What a process may take. Measured: two workers, the parent and the text in flight peak at 470 to 620 MB from the disk,
-# at 810 MB from a hub (PSS). In the second pass of a shuffle the parent has lists of documents, PART_BYTES at the most
+# at 810 MB from a hub (PSS). In the second pass of a shuffle the parent holds lists of documents, at most PART_BYTES
 # (formats/piles.py).
 WORKER_BYTES = 240 * 2**20
 PARENT_BYTES = 192 * 2**20
-# What a worker takes for each id beyond those of GPT-2. Measured: gigatoken and the reference together 500 to 800 bytes
-# for each id of cl100k_base, o200k_base, Llama 3 and DeepSeek.
+# Per worker and id beyond those of GPT-2. Measured: gigatoken and the reference together take 500 to 800 bytes per id
+# of cl100k_base, o200k_base, Llama 3 and DeepSeek.
 _ID_BYTES = 1000
-# A batch takes its text, packed and unpacked, and its tokens, as the engine makes them and as they are kept.
+# Per byte of a batch: its text, packed and unpacked, and its tokens, from the engine and as stored.
 COPIES = 4
-# What a reference takes for each byte of a long document that is not cut, on top of that. Measured with English,
+# What a reference takes on top, per byte of a long document that is not cut. Measured with English,
 # Chinese, base64, one letter, dashes, spaces and line ends: tiktoken and sentencepiece up to 51, Hugging Face's
 # tokenizers up to 250 (200 for English).
 _UNCUT_COPIES = {"tiktoken": 64, "sentencepiece": 64}
 _MOST_UNCUT_COPIES = 256
-# What a worker takes for each byte of a page of a parquet file that is one document. Measured: 584 MB in all for 100
-# MiB, 1,040 MB for 200 MiB.
+# What a worker takes per byte of a parquet page that is one document. Measured: 584 MB in all for 100 MiB, 1,040 MB for
+# 200 MiB.
 _PAGE_COPIES = 5
 MAXIMUM_WINDOW_BYTES = 192 * 2**20
-_BATCHES_PER_WORKER = 4  # of many workers: two to encode, two that wait for their turn to be written
-# The default budget is a quarter of what is available, and no more than is of use.
+_BATCHES_PER_WORKER = 4  # with many workers: two being encoded, two waiting to be written
+# The default budget is a quarter of the available memory, limited to what is useful.
 BUDGET_SHARE = 4
 MAXIMUM_BUDGET_BYTES = 4 * 2**30
 BUDGET_BYTES_PER_CORE = 320 * 2**20  # beyond that
@@ -58,7 +58,7 @@ class Budget:
     workers: int
     memory_bytes: int
     window_bytes: int  # the most text in flight
-    wanted_workers: int | None = None  # as requested; the memory may not be enough for them
+    wanted_workers: int | None = None  # as requested; there may not be enough memory for them
 
     @property
     def worker_bytes(self) -> int:
@@ -67,7 +67,7 @@ class Budget:
 
     @property
     def largest_page_bytes(self) -> int:
-        """The largest page of a parquet file, unpacked, for which one worker has memory; not all at once."""
+        """The largest page of a parquet file, unpacked, that one worker has memory for; not all workers at once."""
         return max(0, self.memory_bytes - PARENT_BYTES - WORKER_BYTES) // _PAGE_COPIES
 
 
@@ -78,11 +78,11 @@ def plan_budget(
     vocabulary: Vocabulary = GPT2,
     upload_bytes: int = 0,
 ) -> Budget:
-    """Divide the memory among the workers, of which there are fewer if it is not enough for all.
+    """Divide the memory among the workers, and reduce their number if it is not enough for all.
 
-    There is memory for one long document that is not cut, and not for one in each worker: they are rare, and would cost
-    most of the workers. If several come at once, the memory guard holds the others back. `upload_bytes` is what a
-    worker takes to send a shard to a bucket.
+    Memory is reserved for one long document that is not cut, not for one per worker: they are rare, and there would be
+    few workers left. If several come at once, the memory guard holds the others back. `upload_bytes` is what a worker
+    needs to send a shard to a bucket.
     """
     memory = _memory_budget_bytes(max_memory)
     wanted = workers or usable_cores()
@@ -96,7 +96,7 @@ def plan_budget(
         needed = reserved + worker_bytes + least_window * COPIES
         found = "A memory budget of" if max_memory is None else "--max-memory"
         hint = "Give more with --max-memory, close other programs, or use a smaller --batch-bytes."
-        if max_memory and max_memory < 2**20:  # surely a missing unit
+        if max_memory and max_memory < 2**20:  # the unit was forgotten
             unit = "MiB" if max_memory * 2**20 >= needed else "GiB"
             hint = f"Did you mean --max-memory {max_memory}{unit}? A number without a unit counts bytes."
         raise UsageError(f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.", hint)
@@ -106,7 +106,7 @@ def plan_budget(
 
 
 def _memory_budget_bytes(max_memory: int | None) -> int:
-    """Return the requested budget, checked to exist, or by default a share of what is available."""
+    """Return the requested budget after checking that it exists, or by default a share of the available memory."""
     if max_memory is None:
         useful = max(MAXIMUM_BUDGET_BYTES, usable_cores() * BUDGET_BYTES_PER_CORE)
         return min(available_memory_bytes() // BUDGET_SHARE, useful)
@@ -114,7 +114,7 @@ def _memory_budget_bytes(max_memory: int | None) -> int:
     if max_memory > smallest.total_bytes:
         raise UsageError(
             f"--max-memory {show_bytes(max_memory)}: {smallest.name} has {show_bytes(smallest.total_bytes)}.",
-            "Leave it out for a quarter of what is available, or name less than that.",
+            "Leave it out to use a quarter of what is available, or name less than that.",
         )
     return max_memory
 
@@ -131,12 +131,12 @@ class Rest:
     done_tokens: int  # in finished shards
     workers: int
     piles: PileState | None = None  # of a shuffle
-    val_tokens: int = 0  # of these, in the pile of files for validation; approximate
+    val_tokens: int = 0  # in the pile of files for validation; approximate
 
 
 @dataclass(frozen=True, slots=True)
 class DiskNeed:
-    """What a disk has to hold, beside what is on it, at the most."""
+    """The peak of what a disk must hold in addition to its present contents."""
 
     folder: Path
     size_bytes: int
@@ -150,7 +150,7 @@ class DiskNeed:
 
 
 def find_needs(spec: OutputSpec, pile_folder: Path, rest: Rest) -> list[DiskNeed]:
-    """Return what is needed on the disk of the output and, if the piles are on another one, on that."""
+    """Return what is needed on the disk of the output and, if the piles are on another disk, on that one."""
     size_bytes, piles = spec.shard_format.size_bytes, rest.piles
     shard, at_once = size_bytes(spec.shard_tokens), shards_at_once(rest.workers)
     shards = spec.store.scratch_bytes(size_bytes(max(0, rest.tokens - rest.done_tokens)), shard, at_once)
@@ -172,8 +172,8 @@ def find_needs(spec: OutputSpec, pile_folder: Path, rest: Rest) -> list[DiskNeed
 
 
 def check_needs(needs: Iterable[DiskNeed], spec: OutputSpec, *, exact: bool, has_limit: bool = True) -> None:
-    """Raise DiskFullError for a disk that can't hold what it has to. An estimated size is first reduced by 10 %.
-    `has_limit`: --max-tokens may be given."""
+    """Raise DiskFullError if a disk is too small. An estimated size is first reduced by 10 %. `has_limit`: --max-tokens
+    can be given."""
     about, remark = ("", "") if exact else ("about ", " (an estimate)")
     for need in needs:
         needed, free = need.size_bytes, need.free_bytes

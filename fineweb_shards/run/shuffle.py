@@ -1,10 +1,10 @@
-"""The two passes of a build with --shuffle (stream/shuffle.py): into piles, and from the piles into shards.
+"""The two passes of --shuffle (stream/shuffle.py): into piles, and from the piles into shards.
 
     first    source ──► … ──► mix ──► piles           second    piles ──► executor ──► packer ──► output
 
-The second pass is a build like any other, whose source is piles: its cursors are places in them. A pile is deleted
-once everything that it has given is recorded. If one is missing or damaged the first pass is made again, and gives the
-same piles; finished shards are kept.
+The second pass is a normal build whose source is the piles, and its cursors are positions in them. A pile is deleted
+once everything from it is recorded. If one is missing or damaged, the first pass is repeated and makes the same piles;
+finished shards are kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fineweb_shards.formats.piles import FOLDER, digest_of, pile_errors, pile_na
 from fineweb_shards.formats.registry import PILES
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
-from fineweb_shards.run.stream import Running
+from fineweb_shards.run.stream import Running, write_stream
 from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.storage.place import SCRATCH, InputFile
 from fineweb_shards.store.manifest import Manifest
@@ -37,16 +37,16 @@ from fineweb_shards.stream.stitcher import add_cursors
 from fineweb_shards.system.durable import FolderLock, output_errors, write_file
 from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, read_file, refuse_linked_folders
 from fineweb_shards.tokenizers.encoder import TokenJoiner
-from fineweb_shards.types import Cursor, Cursors, ShardSlice, Taken
+from fineweb_shards.types import Cursor, Cursors, Taken
 from fineweb_shards.units import show_number_of, show_seconds
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.watching.run_files import PASS_NAMES
 from fineweb_shards.writing.piles import PileOutput, make_pile_packer
 from fineweb_shards.writing.placement import begin_output
 
-PILE_BYTES = 64 * 2**20  # a pile fits into the page cache while its documents are read one by one
+PILE_BYTES = 64 * 2**20  # so that the page cache holds a pile while its documents are read one by one
 _UNKNOWN_PILES = 256  # if the size of the stream is unknown
-# Settings that are about the input, and not about piles.
+# Settings of the input that do not apply to piles.
 _OF_INPUT = (
     "input", "dataset", "name", "split", "revision", "parts", "weight", "epochs", "mix_until", "text_column",
     "template", "where", "sample", "sample_seed", "min_tokens", "max_document_tokens", "max_tokens", "engine",
@@ -54,39 +54,39 @@ _OF_INPUT = (
 
 
 def choose_count(expected_bytes: int | None) -> int:
-    """Return the number of piles for so many bytes of tokens. It changes no order."""
+    """Return the number of piles for this many bytes of tokens. It does not affect the order."""
     if expected_bytes is None:
         return _UNKNOWN_PILES
     return min(MOST_PILES, max(1, -(-expected_bytes // PILE_BYTES)))
 
 
 def find_piles(spec: OutputSpec, config: Config, manifest: Manifest, observer: Observer) -> Manifest:
-    """Return the manifest with the piles as they are: if any of them is missing that is still needed, the first pass
-    begins anew; ChangedError if they are in the folder of another --scratch. Where it has not begun, there are none."""
+    """Check the piles and return the manifest; if a pile that is still needed is missing, with a first pass that begins
+    again. Raise ChangedError if the piles are in another --scratch folder."""
     state = manifest.piles
     if state is None or (lost := _find_lost(spec, config.pile_folder, manifest, state)) is None:
         return manifest
-    text = f"{lost} is not as it was written"
+    text = f"{lost} is missing or has changed"
     if (earlier := _earlier_folder(config)) not in (None, config.pile_folder.absolute()):
         if earlier.exists():
             is_in_out = earlier.is_relative_to(config.folder.absolute())
             scratch = "without --scratch" if is_in_out else f"--scratch {earlier.parents[2]}"
             raise ChangedError(
-                f"{lost} is not there: the piles of this shuffle are in {earlier}.",
+                f"{lost} is missing: the piles of this shuffle are in {earlier}.",
                 f"Resume with the same --out and {scratch}, or start over with --fresh.",
             )
-        text = f"{lost} is not there, and the earlier --scratch folder {earlier.parents[2]} has no piles, either"
-    observer.tell(Event("piles", f"{text}: the first pass of the shuffle begins anew"))
+        text = f"{lost} is missing, and so are the piles in the earlier --scratch folder {earlier.parents[2]}"
+    observer.tell(Event("piles", f"{text}: the first pass of the shuffle is repeated"))
     return replace(manifest, piles=state.again())
 
 
 def _scratch_note(config: Config) -> Path:
-    """Return the file that names the folder of the piles, if that is not in the output: the manifest holds no path."""
+    """Return the file that names a pile folder outside the output, because the manifest holds no paths."""
     return config.folder / WORK_FOLDER / "scratch"
 
 
 def _earlier_folder(config: Config) -> Path | None:
-    """Return the folder with the piles of earlier runs; None if that is not known, for an output in a bucket."""
+    """Return the folder with the piles of earlier runs; None if unknown, for an output in a bucket."""
     if config.bucket_url:
         return None
     path = _scratch_note(config)
@@ -97,26 +97,26 @@ def _earlier_folder(config: Config) -> Path | None:
 
 
 def note_scratch(config: Config) -> None:
-    """Note where the piles are: the first pass begins, or continues."""
+    """Record where the piles are."""
     path = _scratch_note(config)
     if config.has_own_pile_folder:
         write_file(path, os.fsencode(config.pile_folder.absolute()), path.parent)
 
 
 def count_piles(spec: OutputSpec, expected_tokens: int | None) -> int:
-    """Return how many piles are good for a stream of about that length; it changes no order."""
+    """Return the number of piles for a stream of about that length."""
     return choose_count(None if expected_tokens is None else spec.shard_format.size_bytes(expected_tokens))
 
 
 def begin_piles(spec: OutputSpec, manifest: Manifest, expected_tokens: int | None) -> Manifest:
-    """Return the manifest with piles, for a stream of about that length."""
+    """Return the manifest with empty piles for a stream of about that length."""
     starts = (Cursor(0, 0),) * len(manifest.parts)
     taken = tuple(Taken() for _ in manifest.parts) if manifest.mix else ()
     return replace(manifest, piles=PileState.beginning(count_piles(spec, expected_tokens), starts, taken))
 
 
 def _find_lost(spec: OutputSpec, folder: Path, manifest: Manifest, state: PileState) -> Path | None:
-    """Return a file of the first pass that is still needed, and is missing, or not as long as recorded."""
+    """Return a file of the first pass that is still needed, but is missing, too short or changed."""
     first = manifest.end[0].file if state.ended else 0
     *piles, (listed, list_bytes) = sizes_of(folder, state, spec.shard_format).items()
     needed = [(path, size) for path, size in piles[first:] if size]
@@ -131,7 +131,7 @@ def _find_lost(spec: OutputSpec, folder: Path, manifest: Manifest, state: PileSt
 
 
 def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progress) -> Manifest:
-    """Make the first pass of a build, from where the manifest's piles end; return the manifest with all of them."""
+    """Make the first pass of a build, or the rest of it; return the manifest with all piles."""
     running = Running(job, manifest, executor, progress)
     if manifest.piles is None:
         manifest = begin_piles(job.output, manifest, progress.expected_tokens())
@@ -150,19 +150,10 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
         add_totals=running.add_totals,
         on_record=job.source.release_before,
     )
-
-    def watched(slices: Iterator[ShardSlice]) -> Iterator[ShardSlice]:
-        for part in slices:
-            progress.advance(part.tokens, 0, part.end, part.taken)
-            yield part
-
     opened = running.open_stream(state.end, state.taken, output.advance, lambda: packer.left_tokens)
     with output:
         with opened as sections:
-            for section in sections if not packer.ended else ():
-                output.add(section, watched(packer.pack(section)))
-                if packer.ended:
-                    break
+            write_stream(sections, packer, output, lambda part: progress.advance(part.tokens, 0, part.end, part.taken))
         manifest = output.finish()
     job.source.release_before(job.source.ends)
     tell_end(manifest, progress, began)
@@ -170,7 +161,7 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
 
 
 def tell_begin(manifest: Manifest, progress: Progress) -> float:
-    """Tell that a pass begins, and return when."""
+    """Report that a pass begins, and return when."""
     assert manifest.piles is not None
     after = f", after {progress.tokens:,} tokens" if progress.tokens else ""
     piles = show_number_of(manifest.piles.count, "pile")
@@ -179,7 +170,7 @@ def tell_begin(manifest: Manifest, progress: Progress) -> float:
 
 
 def tell_end(manifest: Manifest, progress: Progress, began: float) -> None:
-    """Tell what a pass has made, in all runs, and how long it took in this one."""
+    """Report what a pass has made in all runs, and how long it took in this one."""
     state = manifest.piles
     assert state is not None
     piles, seconds = show_number_of(state.count, "pile"), show_seconds(progress.seconds - began)
@@ -193,7 +184,7 @@ def tell_end(manifest: Manifest, progress: Progress, began: float) -> None:
 
 
 def second_pass(job: Job, manifest: Manifest) -> Job:
-    """Return the job that makes shards of the piles."""
+    """Return the job that makes shards from the piles."""
     plain = replace(
         job.config, **{name: getattr(Config, name) for name in _OF_INPUT}, tokens_column="documents", val_input=()
     )
@@ -202,12 +193,11 @@ def second_pass(job: Job, manifest: Manifest) -> Job:
 
 
 def second_spec(spec: OutputSpec) -> OutputSpec:
-    """Return the output of the second pass: files for validation have become the first pile."""
+    """Return the output of the second pass, in which files for validation are the first pile."""
     return replace(spec, split_rule=SplitRule(val_files=(1,))) if any(spec.split_rule.val_files) else spec
 
 
 def pile_source(spec: OutputSpec, config: Config, manifest: Manifest) -> Parts:
-    """Return the source of the second pass."""
     state, shard_format = manifest.piles, spec.shard_format
     assert state is not None
     settings = ReadSettings(
@@ -228,7 +218,7 @@ def pile_source(spec: OutputSpec, config: Config, manifest: Manifest) -> Parts:
             compression=None,
             size_bytes=shard_format.size_bytes(tokens),
             mtime_ns=0,
-            content_hash="",  # the list has it
+            content_hash="",  # it is in the list
             for_validation=number == 0 and any(spec.split_rule.val_files),
             place=SCRATCH,
         )
@@ -238,7 +228,7 @@ def pile_source(spec: OutputSpec, config: Config, manifest: Manifest) -> Parts:
 
 
 def read_piles(source: Parts, spec: OutputSpec, start: Cursors) -> Iterator[Section]:
-    """Yield the stream of the second pass, from a place in the piles on, read in this process."""
+    """Yield the stream of the second pass from a position in the piles on, read in this process."""
     joiner = TokenJoiner(spec.vocabulary, eot_first=spec.layout.eot_first)
     blocks = (joiner.join(chunk) for batch in source.batches(start) for chunk in source.chunks(batch))
     return map(Section.of, add_cursors(blocks, start))
@@ -246,8 +236,8 @@ def read_piles(source: Parts, spec: OutputSpec, start: Cursors) -> Iterator[Sect
 
 @contextlib.contextmanager
 def lock_scratch(config: Config) -> Iterator[None]:
-    """Lock the folder of the piles for one run, if it is not in that of the output, which is locked: runs on several
-    machines may have the same one, and the same path of another output. A run that leaves no piles leaves nothing."""
+    """Lock a pile folder outside the (locked) output for one run: runs on several machines may share it, with different
+    outputs at the same path. A run that leaves no piles leaves no folder."""
     if not config.has_own_pile_folder:
         yield
         return
@@ -260,7 +250,7 @@ def lock_scratch(config: Config) -> Iterator[None]:
 
 
 def remove_piles(config: Config) -> None:
-    """Remove the piles with their folder, if possible: nothing depends on it."""
+    """Remove the piles and their folder if possible; nothing depends on it."""
     folder = config.pile_folder
     with contextlib.suppress(OSError):
         _scratch_note(config).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The stream of a build: from the batches of its input to sections in order, without what becomes of them.
+"""The stream of a build: from batches of the input to sections in order.
 
 source ──► executor ──► stitcher ──► length limits ──► mix
 """
@@ -17,25 +17,45 @@ from fineweb_shards.run.job import Job
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.stream.length_limits import leave_out
 from fineweb_shards.stream.mix import Mixer, mix
+from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.stitcher import add_cursors, mend_seams
 from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers.encoder import make_mender
-from fineweb_shards.types import Cursors, EncodedBlock, Quarantined, Taken, TokenBlock
+from fineweb_shards.types import Cursors, EncodedBlock, Quarantined, ShardSlice, Taken, TokenBlock
 from fineweb_shards.units import show_count
 from fineweb_shards.watching.progress import Progress
+from fineweb_shards.writing.piles import PileOutput
+from fineweb_shards.writing.placement import Output
 
 QUARANTINE_NAME = "quarantine.jsonl"  # in the work folder
-# Of English, as if so many bytes of each part had been measured: files for validation make none of the tokens that a
-# mix counts, and the first documents may all be left out.
+# A guess for English, weighted as if it had been measured on this many bytes of each part: files for validation give no
+# tokens that a mix counts, and the first documents may all be left out.
 _TOKENS_PER_BYTE, _GUESSED_BYTES = 0.2, 2**20
-_EARLY_SHARE = 0.9  # of what was planned: a part that has less is told of
+_EARLY_SHARE = 0.9  # a part that has less than this share of its planned tokens is reported
+
+
+def write_stream(
+    sections: Iterable[Section], packer: Packer, output: Output | PileOutput, on_slice: Callable[[ShardSlice], None]
+) -> None:
+    """Cut a stream into slices and have them written, up to its end or to the limit of `packer`. `on_slice` is called
+    before each is placed."""
+
+    def watched(slices: Iterable[ShardSlice]) -> Iterator[ShardSlice]:
+        for part in slices:
+            on_slice(part)
+            yield part
+
+    for section in sections if not packer.ended else ():
+        output.add(section, watched(packer.pack(section)))
+        if packer.ended:
+            return
 
 
 class Running:
-    """A build while it runs: `begun` is the manifest with which this run began."""
+    """A running build. `begun` is the manifest with which this run began."""
 
     def __init__(self, job: Job, begun: Manifest, executor: Executor, progress: Progress) -> None:
         self.job = job
@@ -46,7 +66,7 @@ class Running:
         self._quarantined = list(begun.quarantined)
 
     def add_totals(self, manifest: Manifest) -> Manifest:
-        """Add the figures about the work itself, up to now. The time is without waits."""
+        """Add the figures about the work so far. The time excludes waits."""
         return replace(
             manifest,
             quarantined=tuple(self._quarantined),
@@ -62,7 +82,7 @@ class Running:
         on_idle: Callable[[], None],
         wanted_tokens: Callable[[], int | None],
     ) -> Iterator[Iterator[Section]]:
-        """Yield the sections of the stream from `starts` on, of which a mix has `taken` so much before."""
+        """Yield the sections of the stream from `starts` on. A mix had `taken` this much of each part before."""
         job, mixer = self.job, None
         listings, choose = [job.source.batches(starts)], choose_first
         if job.config.mix is not None:
@@ -72,7 +92,7 @@ class Running:
                 job.source.listings(starts),
                 partial(choose_listing, mixer, job.config.mix.weights, taken),
             )
-        # While no block comes, what is written is recorded all the same: an outage may last for long.
+        # on_idle records what is written even while no blocks come: an outage may be long.
         encoding = self.executor.encode(listings, on_idle, wanted_tokens, choose)
         with contextlib.closing(encoding) as encoded:
             told = report_problems(encoded, job, self._quarantined, self.disk, self.progress)
@@ -89,8 +109,8 @@ class Running:
 def report_problems(
     blocks: Iterable[EncodedBlock], job: Job, quarantined: list[Quarantined], disk: Disk, progress: Progress
 ) -> Iterator[EncodedBlock]:
-    """Pass blocks on; report the problems of their input, and add documents left out to `quarantined`. They are also in
-    `quarantine.jsonl`, one per line, for people: a resume reads the manifest. It is ASCII, so that `cat` is safe."""
+    """Pass blocks on, report problems of their input, and add documents left out to `quarantined`. These are also in
+    `quarantine.jsonl`, for people (a resume reads the manifest), in ASCII, so that `cat` is safe."""
     work = job.folder / WORK_FOLDER
 
     def file_name(document: Quarantined) -> str:
@@ -115,9 +135,9 @@ def report_problems(
 def choose_listing(
     mixer: Mixer, weights: Sequence[int], taken: Sequence[Taken], lanes: Mapping[int, Lane]
 ) -> tuple[int, bool]:
-    """Return the part of a mix of which batches are to be read next: the one that is waited for, if nothing of it is
-    under way (True), else the one that will be the first to lack some (False). `taken` is what the mix had taken where
-    this run began. This decides how much has to be held, never the order."""
+    """Return the part of a mix to read next: the one that the mix waits for, if none of its batches are under way
+    (True), else the one that will run short first (False). `taken` is what the mix had taken when this run began. This
+    affects only how much must be held, never the order."""
     awaited, known = mixer.next_part, mixer.known_tokens
     if awaited in lanes and not lanes[awaited].waiting_bytes:
         return awaited, True
@@ -133,8 +153,8 @@ def choose_listing(
 def _note_ends(
     blocks: Iterable[TokenBlock], mixer: Mixer, job: Job, begun: Manifest, progress: Progress
 ) -> Iterator[TokenBlock]:
-    """Pass blocks on to a mix; where a part has no more documents, let its cursor say so. That is told, on the screen
-    only if the plan had expected more: then the mix will be another one."""
+    """Pass blocks on to a mix. At the end of a part, set the cursor to its end and log it; on the screen only if the
+    plan had expected more, because the mix will then differ."""
     for block in blocks:
         if not block.ends_part:
             yield block
@@ -143,6 +163,6 @@ def _note_ends(
         text = f"part {block.part + 1} ({begun.parts[block.part].label}) has run out after {tokens:,} tokens"
         is_early = any(one is not None and tokens < _EARLY_SHARE * one for one in planned)
         if is_early:
-            text += f"; about {show_count(planned[0] or 0)} were planned"
+            text += f"; the plan expected about {show_count(planned[0] or 0)}"
         progress.tell(Event("part", text, loud=is_early))
         yield replace(block, end=job.source.ends[block.part])

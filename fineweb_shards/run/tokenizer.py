@@ -1,6 +1,6 @@
-"""Find the tokenizer that the settings name: GPT-2 in the package, a file, a known name, a model on the hub.
+"""Find the tokenizer that the settings name: GPT-2's in the package, a file, a known name, or a model on the hub.
 
-Everything is fetched here, before a run. A resume takes what the folder keeps.
+It is fetched before the run. A resume uses the copy in the output folder.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from fineweb_shards.tokenizers.definition import GPT2_DEFINITION, Definition, re
 from fineweb_shards.tokenizers.vocabulary_files import format_ranks, load_definition, load_gpt2_ranks
 from fineweb_shards.vocabulary import GPT2
 
-# What a folder or a repository with a tokenizer has, the most telling first.
+# Tokenizer files in a folder or repository, the most complete first.
 _FILE_NAMES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model", "qwen.tiktoken")
 _LARGEST_BYTES = 2**28
 
 
 def find_definition(config: Config, begun: Manifest | None, observer: Observer) -> Definition:
-    """Return the tokenizer of the settings; UsageError or InputError if there is none. `begun` is the output folder's
-    manifest if this is a resume."""
+    """Return the tokenizer of the settings; UsageError or InputError if there is none. `begun` is the manifest if this
+    is a resume."""
     wanted, known = config.tokenizer, BUILTINS.get(config.tokenizer)
     if wanted == GPT2.name and not config.eot and not config.pattern:
         return GPT2_DEFINITION
     if known is not None and config.pattern:
         raise UsageError(
-            f"--pattern {config.pattern}: the tokenizer {wanted} has its own.",
+            f"--pattern {config.pattern}: the tokenizer {wanted} has its own pattern.",
             "Leave it out, or name a rank file with --tokenizer.",
         )
     if wanted == GPT2.name:
@@ -52,7 +52,7 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
             data, commit = _fetch(repository, revision, _FILE_NAMES, config, observer)
             name = f"{repository}@{commit}"
     else:
-        # All of them, because gpt4 is cl100k_base, and looks like gpt2.
+        # List all names: gpt4 looks like gpt2, but means cl100k_base.
         names = [f"{name} ({rank.used_by})" if rank.used_by else name for name, rank in BUILTINS.items()]
         hint = f"Name a file, one of {', '.join(names)}, or a model on the hub as ORG/NAME."
         raise UsageError(
@@ -63,18 +63,18 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
 
 
 def _may_be_model(wanted: str) -> bool:
-    """Return whether this may be the name of a model on the hub, and is not a path that was misspelt."""
+    """Return whether this may be a model on the hub, and not a misspelt path."""
     owner, _, rest = wanted.partition("/")
     looks_like_path = wanted.startswith((".", "/", "~")) or wanted.endswith((".json", ".model", ".tiktoken"))
     return bool(owner and rest) and "/" not in rest and not looks_like_path and not os.path.isdir(owner)
 
 
 def _recorded(wanted: str, begun: Manifest | None) -> bytes | None:
-    """Return the tokenizer's file that the output folder keeps, if it is the one that is wanted now: by its name, and
-    if a revision is given by its commit."""
+    """Return the tokenizer file in the output folder if it matches `wanted`: its name, and if a revision is given, its
+    commit."""
     if begun is None:
         return None
-    # A model's name was recorded with its commit; without a revision any commit of it is wanted.
+    # A model is recorded with its commit; without a revision any commit matches.
     recorded, (repository, _, commit) = begun.vocabulary.name, begun.vocabulary.name.partition("@")
     if recorded != wanted and not (commit and repository == wanted):
         return None
@@ -85,7 +85,7 @@ def _recorded(wanted: str, begun: Manifest | None) -> bytes | None:
 
 
 def _read_file(path: Path) -> tuple[bytes, str]:
-    """Read a tokenizer's file, or the one in a folder."""
+    """Read a tokenizer file, or the one in a folder."""
     try:
         if path.is_dir():
             inside = next((path / name for name in _FILE_NAMES if (path / name).is_file()), None)
@@ -106,7 +106,7 @@ def _read_file(path: Path) -> tuple[bytes, str]:
 
 
 def _fetch_known(name: str, known: BuiltinVocabulary, config: Config, observer: Observer) -> bytes:
-    """Fetch a known rank file: from the hub, or what tiktoken has in its cache or downloads."""
+    """Fetch a known rank file from the hub, or by tiktoken from its cache or its server."""
     if known.repository:
         data, _ = _fetch(known.repository, "", (known.file,), config, observer)
     else:
@@ -117,15 +117,14 @@ def _fetch_known(name: str, known: BuiltinVocabulary, config: Config, observer: 
             data = format_ranks(ENCODING_CONSTRUCTORS[name]()["mergeable_ranks"])
         except (RequestException, OSError, ValueError) as error:
             raise NetworkError(
-                f"--tokenizer {name}: it is not in tiktoken's cache, and could not be downloaded "
-                f"({type(error).__name__}).",
-                f"Fetch {name}.tiktoken yourself, and name it with --tokenizer {name}.tiktoken; or set "
+                f"--tokenizer {name}: not in tiktoken's cache, and the download failed ({type(error).__name__}).",
+                f"Download {name}.tiktoken yourself and pass --tokenizer {name}.tiktoken, or set "
                 "TIKTOKEN_CACHE_DIR to a folder that has it.",
             ) from None
     if hashlib.sha256(data).hexdigest() != known.sha256:
         raise InputError(
-            f"--tokenizer {name}: the file that was fetched is not the published one.",
-            f"Name yours with --tokenizer FILE --pattern {known.pattern}.",
+            f"--tokenizer {name}: the downloaded file differs from the published one.",
+            f"Use a copy of your own with --tokenizer FILE --pattern {known.pattern}.",
         )
     return data
 
@@ -134,7 +133,7 @@ def _fetch(
     repository: str, revision: str, names: tuple[str, ...], config: Config, observer: Observer
 ) -> tuple[bytes, str]:
     check_addresses()
-    quiet_clients()  # both must be called before the clients are imported
+    quiet_clients()  # both must come before the clients are imported
     from fineweb_shards.storage.hub import fetch_model_file
 
     return fetch_model_file(repository, revision, names, Retrier(config.max_outage, observer))

@@ -24,7 +24,7 @@ from fineweb_shards.storage.bucket import Bucket, is_web, open_remote, parse_add
 from fineweb_shards.storage.bucket_address import BucketAddress, is_url, split_glob
 from fineweb_shards.storage.bucket_requests import ObjectInfo
 from fineweb_shards.storage.place import STANDARD_INPUT
-from fineweb_shards.units import show_number_of
+from fineweb_shards.units import first_few, show_number_of
 
 OpenBucket = Callable[[str], Bucket]
 _ANY_DEPTH = "**"
@@ -87,10 +87,6 @@ def readable_name(name: str) -> str:
     """Return a file's name as valid text, reversibly: `\\xff` stands for a byte that is not UTF-8, and `\\x5c` for a
     backslash that would look like such an escape."""
     return os.fsencode(name).replace(b"\\x", b"\\x5cx").decode("utf-8", "backslashreplace")
-
-
-def first_few(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _expand(flag: str, text: str, search: Search) -> list[Found]:

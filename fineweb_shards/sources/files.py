@@ -24,12 +24,12 @@ from fineweb_shards.formats.text_samples import (
     detect_separator,
     sample_offsets,
 )
-from fineweb_shards.sources.discovery import Found, OpenBucket, Search, find_inputs, first_few, readable_name
+from fineweb_shards.sources.discovery import Found, OpenBucket, Search, find_inputs, readable_name
 from fineweb_shards.storage.bucket import is_web, open_remote
 from fineweb_shards.storage.bucket_requests import content_hash
 from fineweb_shards.storage.local import open_pipe
 from fineweb_shards.storage.place import BUCKET, LOCAL, STANDARD_INPUT, WEB, InputFile
-from fineweb_shards.units import show_number_of
+from fineweb_shards.units import first_few, show_number_of
 
 _SAMPLES = 8
 _NOT_IN_THE_MANIFEST = (

@@ -1,13 +1,13 @@
-"""Order the documents of several parts by tokens: always the next one of the part that is furthest behind. No I/O.
+"""Order the documents of several parts by tokens: the part furthest behind its share is always next. No I/O.
 
 Part i has the weight w_i, and t_i of its tokens have been taken, EOTs included. The next document comes from the part
-with the smallest t_i / w_i; of equal ones, from the first. So a document's *key* is the number of tokens of its part
-before it, divided by the weight, and the stream is all documents sorted by (key, number of the part). This is known as
+with the smallest t_i / w_i; ties go to the first part. So a document's *key* is the number of tokens of its part before
+it, divided by the weight, and the stream is all documents sorted by (key, number of the part). This is known as
 start-time fair queueing.
 
 **A part is ahead of its share by less than one of its own documents, and behind it by at most its share of one document
 of each other part.** Look at the stream after any token. Let k be the key of that token's document, and d_j the length
-of the last document that was taken of part j, in whole or in part. Keys are taken in ascending order, so
+of the last document taken, in whole or in part, from part j. Keys are taken in ascending order, so
 
     (t_j - d_j) / w_j <= k    that document's key was at most k (its key is this, or more if its end is still to come)
     t_j / w_j >= k            the next document's key is at least k; if none has been taken, both are 0
@@ -16,19 +16,19 @@ Let T be the sum of all t and W that of all w: the share of part j is w_j T / W.
 at least w_i k tokens, and by the first one k is at least (t_j - d_j) / w_j. So T >= t_j + (W - w_j) (t_j - d_j) / w_j,
 or: t_j exceeds the share by at most d_j (1 - w_j / W). By the first line every other part has at most w_i k + d_i, and
 by the second one k is at most t_j / w_j. So T <= W t_j / w_j + (the sum of the other d_i), or: the share exceeds t_j by
-at most w_j / W times that sum. Once a part has run out, all this holds for the others, with T and W without it: their
-keys stay as they are, so that nobody makes up for the part that is missing.
+at most w_j / W times that sum. Once a part has run out, all this holds for the others, with T and W excluding it: their
+keys do not change, so no part makes up for the missing one.
 
-Whole blocks are ordered at once: all that is known is sorted up to the *horizon*, the smallest key that a document
-which is not known yet may have. Nothing can come before what has a smaller key. The part at the horizon is the one to
-wait for (`next_part`). A document that is longer than its block is passed on piece by piece: all its pieces have its
-key, and its part's horizon stays there until its end is known.
+Whole blocks are ordered at once: known documents are sorted up to the *horizon*, the smallest key that an unknown
+document can have, because nothing can come before smaller keys. The part at the horizon is the one to wait for
+(`next_part`). A document longer than its block is passed on in pieces that all have its key, and the horizon of its
+part stays at that key until its end is known.
 
-The order is a function of the documents and the weights alone: neither the sizes of blocks nor the order in which they
-arrive can change it. To resume, each part's cursor and t_i are enough. Only one part can be in the middle of a document
-there: that one was being taken, and continues before all others.
+The order depends only on the documents and the weights, not on the sizes of blocks or the order of their arrival. To
+resume, each part's cursor and t_i are enough. At most one part can be in the middle of a document there: it was being
+taken, and continues before all others.
 
-Weights are given as any positive numbers and become whole ones, exactly, before anything is compared.
+Weights may be any positive numbers; they are scaled exactly to integers before any comparison.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ FIRST_EXHAUSTED, ALL_EXHAUSTED = "first-exhausted", "all-exhausted"
 # fractions, rounded down, compare as the keys do. Integer parts are counted from the smallest, and have the other bits.
 _FRACTION_BITS = 40
 _INTEGER_LIMIT = 1 << 62 - _FRACTION_BITS
-_BEFORE_ALL = -1  # as tokens before a document: of the one in whose middle a run may begin
+_BEFORE_ALL = -1  # stands for the tokens before a document in whose middle a run may begin
 
 
 @dataclass(frozen=True, slots=True)
 class MixRule:
-    """The weights of the parts, as integers without a common divisor; `until_all`: a part that has run out does not end
-    the stream."""
+    """The weights of the parts, as integers without a common divisor. With `until_all` the stream continues when a part
+    runs out."""
 
     weights: tuple[int, ...]
     until_all: bool = False
@@ -70,12 +70,12 @@ class MixRule:
 
 @dataclass(slots=True)
 class _Pieces:
-    """What is kept of a block, a piece for each document."""
+    """The kept parts of a block, one piece per document."""
 
     block: TokenBlock
     begins: Positions
     ends: Positions
-    before: Positions  # tokens of the part before the document that a piece belongs to: its key times the weight
+    before: Positions  # for each piece, tokens of the part before its document: its key times the weight
     has_eot: NDArray[np.bool_]
     taken: int = 0  # pieces
 
@@ -86,11 +86,11 @@ class _Pieces:
 
 @dataclass(slots=True)
 class _Queue:
-    """What is known of one part, and not taken."""
+    """The documents of one part that are known but not taken."""
 
     weight: int
     eot_first: bool
-    tokens: int  # that are known, with those that earlier runs have taken
+    tokens: int  # known, including those that earlier runs took
     # Tokens before the last document, if it may continue in the next block; None: the next kept token begins one.
     open_before: int | None
     mid_document: bool  # with EOT last: whether the next token, kept or not, continues a document
@@ -99,11 +99,11 @@ class _Queue:
 
     @property
     def horizon(self) -> int:
-        """The smallest key, times the weight, that a token of the next block may have."""
+        """The smallest key, times the weight, that a token of the next block can have."""
         return self.tokens if self.open_before is None else self.open_before
 
     def first(self) -> int | None:
-        """Return the integer part of the smallest key that is not taken."""
+        """Return the integer part of the smallest key not taken."""
         return next((int(one.before[one.taken]) // self.weight for one in self.waiting if not one.is_finished), None)
 
     def add(self, block: TokenBlock) -> None:
@@ -120,11 +120,11 @@ class _Queue:
             begin = int(begins[0])
             continues = not _has(starts, begin) and (self.eot_first or begin > 0 or was_mid_document)
             if continues:
-                assert self.open_before is not None, "a document continues that has ended"
+                assert self.open_before is not None, "a document that has ended continues"
                 before[0] = self.open_before
             is_open = int(ends[-1]) == length and (block.ends_mid_document if self.eot_first else self.mid_document)
             self.open_before = int(before[-1]) if is_open else None
-            # Only the first or the last piece may be without its document's EOT.
+            # Only the first or last piece may lack its document's EOT.
             if self.eot_first:
                 has_eot[0] = not continues
             else:
@@ -135,7 +135,7 @@ class _Queue:
         self.waiting.append(_Pieces(block, begins, ends, before, has_eot))
 
     def take(self, most: int) -> Iterator[tuple[_Pieces, slice]]:
-        """Yield the next blocks, and which of their pieces have at most `most` tokens before their documents."""
+        """Yield the next blocks with the pieces whose documents have at most `most` tokens before them."""
         while self.waiting:
             one = self.waiting[0]
             begin, one.taken = one.taken, int(np.searchsorted(one.before, most, side="right"))
@@ -147,7 +147,7 @@ class _Queue:
 
 
 def _has(places: Positions, place: int) -> bool:
-    """Return whether a place is among some that are ascending."""
+    """Return whether sorted `places` contain `place`."""
     number = int(np.searchsorted(places, place))
     return number < len(places) and int(places[number]) == place
 
@@ -156,7 +156,7 @@ class Mixer:
     """Takes blocks of all parts in any order (`add`) and returns their documents in the order of the mix (`take`).
 
     It begins at `starts`, after `taken` tokens of each part. The first `val_files` files of each part are for
-    validation; they come first, one part after the other, and don't count."""
+    validation: they come first, part by part, and are not counted."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Mixer:
         self._rule = rule
         self._eot_first = eot_first
         self._val_files = val_files or (0,) * len(starts)
-        # Of each part whose files for validation are not all taken: their blocks, and below, whether these are all.
+        # The validation blocks of each part that has any left, and the parts for which these are complete.
         self._validation: dict[int, deque[TokenBlock]] = {}
         self._val_ended: set[int] = set()
         self._queues: list[_Queue] = []
@@ -181,23 +181,19 @@ class Mixer:
                 mid_document = may_be_mid = False
             open_before = _BEFORE_ALL if may_be_mid else None
             self._queues.append(_Queue(weight, eot_first, tokens, open_before, mid_document))
-        self.ended = False  # nothing comes any more
+        self.ended = False  # the stream
 
     @property
     def next_part(self) -> int:
-        """The part whose next block is needed, once `take` returns None and the stream has not ended."""
+        """The part whose next block is needed when `take` returns None before the stream has ended."""
         return next((part for part in self._validation if part not in self._val_ended), self._lowest())
 
     @property
     def known_tokens(self) -> list[int]:
-        """How many tokens of each part are known, those that were taken included."""
+        """How many tokens of each part are known, including those taken."""
         return [queue.tokens for queue in self._queues]
 
-    def has_ended(self, part: int) -> bool:
-        return self._queues[part].ended
-
     def add(self, block: TokenBlock) -> None:
-        """Add the next block of its part."""
         part = block.part
         if part in self._validation and block.start.file < self._val_files[part] and not block.ends_part:
             self._validation[part].append(block)
@@ -206,7 +202,7 @@ class Mixer:
             self._queues[part].add(block)
 
     def take(self) -> Section | None:
-        """Return the next documents whose order is known; None if there are none."""
+        """Return the next documents in order; None if more blocks are needed, or the stream has ended."""
         while self._validation:
             part, blocks = next(iter(self._validation.items()))
             if blocks:
@@ -217,7 +213,7 @@ class Mixer:
         return None if self.ended else self._take()
 
     def _lowest(self) -> int:
-        """Return the part whose horizon is the lowest. The end of a part is its horizon, if it ends the stream."""
+        """Return the part with the lowest horizon. Where a part that ends also ends the stream, its end counts too."""
         waited_for = [part for part, queue in enumerate(self._queues) if not (queue.ended and self._rule.until_all)]
         return min(
             waited_for or range(len(self._queues)),
@@ -234,7 +230,7 @@ class Mixer:
         for part, queue in enumerate(queues):
             most = queue.tokens
             if not all_ended:
-                # Up to the horizon; of the parts after the lowest one, what has its very key comes later.
+                # Up to the horizon; in parts after the lowest one, equal keys come later.
                 most = min(most, (lowest.horizon * queue.weight - (part > number)) // lowest.weight)
             sortable = (first + _INTEGER_LIMIT) * queue.weight - 1
             if firsts and most > sortable:
@@ -245,7 +241,7 @@ class Mixer:
 
 
 class _Chosen:
-    """The pieces that make the next section. `first` is the integer part of the smallest key."""
+    """The pieces of the next section. `first` is the integer part of the smallest key."""
 
     def __init__(self, first: int, *, eot_first: bool) -> None:
         self._first = first
@@ -253,10 +249,10 @@ class _Chosen:
         self._blocks: list[TokenBlock] = []
         self._columns: list[tuple[Positions, Positions, Positions, NDArray[np.bool_], Positions]] = []
         self._count = 0  # pieces
-        self._finished: list[tuple[int, int]] = []  # blocks, each with the last piece of its part (-1: there is none)
+        self._finished: list[tuple[int, int]] = []  # (last piece of the part or -1, block)
 
     def take(self, queue: _Queue, most: int) -> None:
-        """Take what has at most `most` tokens before its document."""
+        """Take the pieces whose documents have at most `most` tokens before them."""
         weight, last = queue.weight, -1
         for one, which in queue.take(most):
             holder = len(self._blocks)
@@ -273,21 +269,21 @@ class _Chosen:
                 self._finished.append((last, holder))
 
     def section(self) -> Section | None:
-        """Return the pieces in their order; None if there is neither a piece nor a block that is finished."""
+        """Return the pieces in order; None if there are neither pieces nor finished blocks."""
         if not self._blocks:
             return None
         nothing = np.empty(0, np.int64)
         columns = zip(*self._columns, strict=True) if self._columns else [(nothing,)] * 5
         begins, ends, keys, has_eot, holders = (np.concatenate(column) for column in columns)
-        # One part after the other, each in its order: of equal keys, those of the first part stay in front.
+        # The pieces are grouped by part, so a stable sort keeps those of earlier parts first among equal keys.
         order = np.argsort(keys, kind="stable")
         begins, ends, has_eot, holders = begins[order], ends[order], has_eot[order].astype(np.bool_), holders[order]
         lengths = ends - begins
-        after = np.cumsum(lengths)  # the tokens up to the end of each piece
+        after = np.cumsum(lengths)  # tokens up to the end of each piece
         firsts = after - lengths
-        after_of = np.zeros(len(order) + 1, np.int64)  # the same in the order of columns; one more, for -1
+        after_of = np.zeros(len(order) + 1, np.int64)  # the same in the order of columns, and 0 for -1
         after_of[order] = after
-        is_first = np.ones(len(begins), np.bool_)  # of a range: neighbours in a block are one
+        is_first = np.ones(len(begins), np.bool_)  # of a range: adjacent pieces of a block are joined
         is_first[1:] = (holders[1:] != holders[:-1]) | (begins[1:] != ends[:-1])
         return Section(
             tuple(self._blocks),
@@ -301,7 +297,7 @@ class _Chosen:
 
 
 def mix(blocks: Iterable[TokenBlock], mixer: Mixer) -> Iterator[Section]:
-    """Yield the sections of a mix as far as the blocks allow; it ends with them, or with the mix."""
+    """Yield the sections of a mix until the blocks or the mix end."""
     for block in blocks:
         mixer.add(block)
         while (section := mixer.take()) is not None:
@@ -314,8 +310,8 @@ Weight = Fraction | int | float
 
 
 def whole_weights(weights: Sequence[Weight | None]) -> list[int]:
-    """Return weights as whole numbers without a common divisor; nothing if not every part has one. Exactly: a float
-    from Python counts as what its repr says."""
+    """Return weights as integers without a common divisor; empty unless every part has one. A float counts as exactly
+    what its repr says."""
     given = [Fraction(str(one)) for one in weights if one is not None]
     if not any(given) or len(given) < len(weights):
         return []
@@ -325,42 +321,42 @@ def whole_weights(weights: Sequence[Weight | None]) -> list[int]:
 
 
 def check_weights(weights: Mapping[int, Weight | None], whole: Sequence[int], mix_until: str | None) -> None:
-    """Raise UsageError for weights that can't work, given by the number of the part, and as whole numbers."""
+    """Raise UsageError for weights, by number of the part and as `whole` numbers, that can't work."""
     given = {number: Fraction(str(one)) for number, one in weights.items() if one is not None}
     if not given:
         if mix_until is not None:
             raise UsageError(
                 f"--mix-until {mix_until}: no part has a weight, so nothing is mixed.",
-                "Give each part one, such as --part 'dataset=ORG/NAME weight=7', or leave it out.",
+                "Give each part one, such as --part 'dataset=ORG/NAME weight=7', or leave --mix-until out.",
             )
         return
     shown = {number: f"--weight {float(one):.12g}" for number, one in given.items()}
     if len(weights) == 1:
         raise UsageError(
-            f"{shown[1]}: there is nothing to mix, as the input has only one part.",
+            f"{shown[1]}: there is nothing to mix, because the input has only one part.",
             "Name the others, each with its weight, as in --part 'dataset=ORG/NAME weight=3', or leave it out.",
         )
     for number in weights:
         if number not in given:
             first = next(iter(given))
             raise UsageError(
-                f"Part {number} has no weight, and part {first} has {shown[first]}.",
+                f"Part {number} has no weight, but part {first} has {shown[first]}.",
                 "Give every part a weight, to mix them, or none, to read them one after the other.",
             )
         if given[number] <= 0:
             raise UsageError(
                 f"Part {number}: {shown[number]}: must be more than 0.",
-                "Leave the part out if you want nothing of it.",
+                "Leave the part out if you want nothing from it.",
             )
     least, most = min(given, key=given.__getitem__), max(given, key=given.__getitem__)
     if given[most] > MOST_WEIGHT * given[least]:
         raise UsageError(
-            f"Part {least}: {shown[least]}: part {most} has more than a million times of it, {shown[most]}.",
+            f"Part {least}: {shown[least]}: part {most} has more than a million times as much, {shown[most]}.",
             "Choose weights that are closer to each other, or leave the part out.",
         )
     if max(whole) > MOST_WEIGHT:
         raise UsageError(
-            f"Part {most}: {shown[most]}: is {max(whole):,} if all weights are whole numbers; at most "
+            f"Part {most}: {shown[most]}: scaled with the others to whole numbers it is {max(whole):,}, but at most "
             f"{MOST_WEIGHT:,} is possible.",
             "Round the weights, for example to three digits.",
         )

@@ -1,12 +1,12 @@
-"""Put all documents of a stream into a random order, by a seed. No I/O.
+"""Shuffle all documents of a stream by a seed. No I/O.
 
 The order is that of (hash64(seed, ordinal), ordinal), where a document's ordinal is its number in the stream: so it is
-the same on every machine, whatever the workers, the number of piles and the crashes. It takes two passes. The first one
-appends every document to one of many *piles*, chosen by the top bits of its hash, so that all of a pile comes before
-all of the next one. The second one reads pile after pile, each sorted.
+the same on every machine, for any number of workers, piles and crashes. It takes two passes. The first appends every
+document to one of many *piles*, chosen by the top bits of its hash, so that each pile precedes the next one. The second
+reads one pile after another, sorted.
 
-Here is the first pass without its files: which piece of a section belongs to which pile, and where in it. Documents of
-files for validation come first in the stream, and have a pile of their own, number 0: they are shuffled among
+This module is the first pass without its files: which piece of a section goes to which pile, and at which offset.
+Documents of files for validation come first in the stream. They have their own pile, number 0, and are shuffled among
 themselves.
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fineweb_shards.types import Counts, Cursor, Cursors, Piles, Positions, Split, Taken
 
-MOST_PILES = 512  # a worker has all of them open; a pile may be of any size, because no process holds all of one
+MOST_PILES = 512  # a worker has all of them open; their size is unlimited, because no process holds a whole pile
 CHECKSUMS = 2**53
 Hashes = NDArray[np.uint64]
 STEP, _FIRST, _SECOND = (np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -37,14 +37,14 @@ def mix64(values: Hashes) -> Hashes:
 
 
 def hash64(seed: int, ordinals: Positions) -> Hashes:
-    """Return the hash of each ordinal, which no other ordinal has with this seed. Mixed twice, with the seed before
-    each: else the orders of two seeds would be the same one, shifted."""
+    """Return the hash of each ordinal, unique for this seed. The seed is mixed in twice: otherwise the orders of two
+    seeds would be shifted copies of each other."""
     start = mix64(np.array([seed], np.uint64) + STEP)
     return mix64(mix64(ordinals.astype(np.uint64) * STEP + start) ^ start)
 
 
 def pile_of(hashes: Hashes, count: int) -> Piles:
-    """Return the number of the pile of each training document, from 1 on."""
+    """Return the pile of each training document, from 1 on."""
     half = _SHIFTS[3]
     piles: Piles = (((hashes >> half) * np.uint64(count)) >> half).astype(np.int16) + np.int16(1)
     return piles
@@ -52,51 +52,51 @@ def pile_of(hashes: Hashes, count: int) -> Piles:
 
 @dataclass(frozen=True, slots=True)
 class PileState:
-    """How far the first pass is; all before is durable."""
+    """The progress of the first pass; everything before it is durable."""
 
-    count: int  # of piles, beside that of validation
+    count: int  # of piles, without that for validation
     end: Cursors  # of the input
-    tokens: tuple[int, ...]  # in each pile, that of validation first
+    tokens: tuple[int, ...]  # in each pile, validation first
     taken: tuple[Taken, ...] = ()  # of each part of a mix
-    documents: int = 0  # that have begun
-    open_tokens: int = 0  # so far of the last one, which is not in the list yet; 0: it has ended
-    open_pile: int = 0  # to which that one belongs
+    documents: int = 0  # begun so far
+    open_tokens: int = 0  # so far in the last document, if it has not ended and is not in the list yet; else 0
+    open_pile: int = 0  # of that document
     list_bytes: int = 0
     list_sha256: str = ""
     counts: Counts = _NO_COUNTS  # of the input up to `end`
     ended: bool = False
     checksum: int = 0  # of the documents in the list
-    earlier_checksum: int | None = None  # if it is made again: of those of which shards were made
+    earlier_checksum: int | None = None  # in a repeated pass: of the documents that the first one listed
 
     @classmethod
     def beginning(cls, count: int, starts: Cursors, taken: tuple[Taken, ...] = ()) -> PileState:
         return cls(count, starts, (0,) * (count + 1), taken)
 
     def again(self) -> PileState:
-        """Return the state in which the same pass begins anew, with as many piles: cursors of finished shards are
-        places in them."""
+        """Return the state that repeats the pass, with the same number of piles: cursors of finished shards are
+        positions in them."""
         state = self.beginning(self.count, (Cursor(0, 0),) * len(self.end), (Taken(),) * len(self.taken))
         return replace(state, earlier_checksum=self.checksum if self.ended else self.earlier_checksum)
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces of documents that follow one another in a section: piece i has the tokens from `bounds[i]` up to
-    `bounds[i + 1]`, which belong into `piles[i]`, from its token `offsets[i]` on."""
+    """Consecutive pieces of documents in a section: piece i has the tokens from `bounds[i]` up to `bounds[i + 1]`,
+    which go to `piles[i]`, from its token `offsets[i]` on."""
 
     bounds: Positions
     piles: Piles
     offsets: Positions
 
     def place(self, begins: Positions) -> tuple[Piles, Positions]:
-        """Return pile and offset of the tokens of these numbers."""
+        """Return pile and offset of each of these tokens."""
         rows = np.searchsorted(self.bounds, begins, side="right") - 1
         return self.piles[rows], self.offsets[rows] + begins - self.bounds[rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Documents that have ended: hash, tokens and pile of each."""
+    """Documents that have ended, each with its hash, tokens and pile."""
 
     hashes: Hashes
     lengths: Positions
@@ -104,8 +104,8 @@ class Listed:
 
     @property
     def checksum(self) -> int:
-        """A number that tells these documents from others by their order, their lengths and their piles. That of
-        several lists is their sum (mod CHECKSUMS), wherever checkpoints divide them."""
+        """A checksum of the order, lengths and piles of these documents. That of several lists is their sum (mod
+        CHECKSUMS), wherever checkpoints divide them."""
         rest = mix64(self.lengths.astype(np.uint64) * np.uint64(2 * MOST_PILES) + self.piles.astype(np.uint64))
         return int(mix64(self.hashes ^ rest).sum(dtype=np.uint64)) % CHECKSUMS
 
@@ -123,8 +123,8 @@ class Shuffler:
         self._listed: list[Listed] = []
 
     def assign(self, eots: Positions, begin: int, end: int, split: Split) -> Pieces:
-        """Assign the tokens of a section from `begin` up to `end`, of which there is one, and which are all for one
-        split; `eots` are those of the section."""
+        """Assign the tokens of a section from `begin` up to `end`, at least one, all for one split. `eots` are those
+        of the section."""
         first, last = np.searchsorted(eots, (begin, end))
         cuts = eots[first:last] if self._eot_first else eots[first:last] + 1
         if self._eot_first and len(cuts) and int(cuts[0]) == begin:
@@ -135,7 +135,7 @@ class Shuffler:
         ordinals = self._documents - (self._open_tokens > 0) + np.arange(len(lengths))
         hashes = hash64(self._seed, ordinals)
         piles = pile_of(hashes, self._state.count) if split == "train" else np.zeros(len(ordinals), np.int16)
-        # Where each begins: after what its pile has, and gets of the pieces before.
+        # Each begins after the tokens that its pile has, and gets from earlier pieces.
         order = np.argsort(piles, kind="stable")
         before = np.cumsum(lengths[order]) - lengths[order]
         is_first = np.concatenate([[True], np.diff(piles[order]) > 0])
@@ -154,21 +154,20 @@ class Shuffler:
         return Pieces(bounds, piles, offsets)
 
     def end(self) -> None:
-        """Note that the stream ends. Where EOTs come last, a document that --max-tokens has cut has none, and is left
-        out: it would run into the one after it."""
+        """End the stream. Where EOTs come last, a document cut by --max-tokens has none and is left out, because it
+        would run into the next one."""
         if self._eot_first:
             self._end_open()
         self._open_tokens = 0
 
     def _end_open(self) -> None:
-        """The document that has begun ends here."""
         if self._open_tokens:
             hashes = hash64(self._seed, np.array([self._documents - 1]))
             self._listed.append(Listed(hashes, np.array([self._open_tokens]), np.array([self._open_pile], np.int16)))
         self._open_tokens = 0
 
     def state(self, end: Cursors, taken: tuple[Taken, ...], counts: Counts) -> PileState:
-        """Return how far it is, but for the list."""
+        """Return the progress, without the list."""
         tokens = tuple(self._tokens.tolist())
         return replace(
             self._state, end=end, tokens=tokens, taken=taken, counts=counts, documents=self._documents,
@@ -182,12 +181,11 @@ class Shuffler:
 
     @property
     def lists(self) -> int:
-        """As many as `take_listed` has to take of them to have those that have ended up to now."""
+        """The argument for a later `take_listed` that takes the documents ended up to now."""
         return len(self._listed)
 
     def take_listed(self, lists: int | None = None) -> Listed:
-        """Return the documents that have ended since the last call, up to a moment at which there were so many lists,
-        or all."""
+        """Return the documents that have ended since the last call; with `lists`, only the first `lists` lists."""
         taken = self._listed[:lists]
         self._listed = self._listed[len(taken) :]
         return join_lists(taken)

@@ -44,7 +44,7 @@ def test_a_build_says_what_it_does_and_how_to_use_it(finished: Path) -> None:
     assert "verified" in text
     assert str(finished / "out") in text
     assert "np.load(" in text
-    assert "that is expected" in text
+    assert "that is normal" in text
 
 
 def test_a_start_that_fails_names_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         (["sample-10BT"], "unknown subcommand", "build sample-10BT`?"),
         (["--out", "x"], "--out: the subcommand comes first", "for example `"),
         (["build"], "There is nothing to build", "'data/*.parquet' --out shards"),
-        (["build", "small.txt"], "There is no output folder", "--out shards"),
+        (["build", "small.txt"], "No output folder was given", "--out shards"),
         (["build", "sample-10bt"], "sample-10bt: no such sample", "mean sample-10BT?"),
         (["build", "qqq"], "qqq: no such sample, file or folder", "sample-10BT"),
         (["build", "", "--out", "o"], "the name of the input is empty", "variable"),
@@ -152,9 +152,9 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         ([*SMALL, "--tokenizer", "gpt4"], "--tokenizer gpt4: there is no such file or name",
          "one of gpt2, cl100k_base (GPT-4), o200k_base (GPT-4o), llama3, qwen"),
         ([*SMALL, "--val-ratio", "5"], "--val-ratio 5: must be from 0", "5%"),
-        ([*SMALL, "--name", "x"], "--name x: it names a config", "--dataset"),
-        ([*SMALL, "--split", "test"], "--split test: it names a split of a dataset", "--dataset"),
-        ([*SMALL, "--revision", "v1"], "--revision v1: it names a revision of a dataset", "--dataset"),
+        ([*SMALL, "--name", "x"], "--name x names a config", "--dataset"),
+        ([*SMALL, "--split", "test"], "--split test names a split of a dataset", "--dataset"),
+        ([*SMALL, "--revision", "v1"], "--revision v1 names a revision of a dataset", "--dataset"),
         ([*SMALL, "--priority", "norml"],
          "--priority: 'norml' is not one of background, normal (did you mean normal?)", "--help"),
         (["status"], "DIR is missing", "--help"),
@@ -226,4 +226,4 @@ def test_fewer_workers_than_asked_for_are_told(capsys: pytest.CaptureFixture[str
     assert budget.workers < 5
     many = ["--workers", "1000", "--max-memory", "1GiB"]
     assert main(["plan", "small.txt", "--out", "o", "--shard-tokens", "100", *many]) == 0
-    assert f"workers    {budget.workers} instead of 1,000: 1.1 GB of memory hold no more" in capsys.readouterr().out
+    assert f"workers    {budget.workers} instead of 1,000: limited by 1.1 GB of memory" in capsys.readouterr().out

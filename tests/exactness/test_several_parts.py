@@ -137,21 +137,21 @@ def test_the_plan_shows_each_part(tmp_path: Path, data: Path) -> None:
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--part", "input=a", "--dataset", "b/c", "--dataset", "d/e"], "Several --dataset and --part exclude each other."),
-    (["--part", "input=a", "--dataset", "b/c"], "--dataset b/c: the input has parts, which name their own."),
-    (["--part", "input=a", "--input", "b"], "--input b: the input has parts, which name their own."),
-    (["--dataset", "a/b", "--dataset", "c/d", "--input", "e"], "--input e: the input has parts, which name their own."),
+    (["--part", "input=a", "--dataset", "b/c"], "--dataset b/c: the parts of the input name their own."),
+    (["--part", "input=a", "--input", "b"], "--input b: the parts of the input name their own."),
+    (["--dataset", "a/b", "--dataset", "c/d", "--input", "e"], "--input e: the parts of the input name their own."),
     (["--dataset", "a/b", "--dataset", "c/d", "--name", "1", "--name", "2", "--name", "3"],
      "There are 2 --dataset and 3 --name."),
     (["--part", "text_column=x"], "Part 1: There is no input."),
     (["--part", ""], "a part needs at least dataset=ORG/NAME or input=PATH"),
-    (["--part", "a/b"], "'a/b' is no setting such as dataset=ORG/NAME"),
-    (["--part", "input=a text-column=b text_column=c"], "text_column is there twice: b and c"),
+    (["--part", "a/b"], "'a/b' is not a setting such as dataset=ORG/NAME"),
+    (["--part", "input=a text-column=b text_column=c"], "text_column is given twice: b and c"),
     (["--part", "input=a text_colum=b"], "unknown key 'text_colum'"),
-    (["--part", "input=a layout=llm.c"], "layout is the same for all parts."),
+    (["--part", "input=a layout=llm.c"], "layout can't be set per part."),
     (["--part", "input='a"], "No closing quotation"),
     (["--part", "input=a min_tokens=many"], "min_tokens"),
     (["--part", "input=a", "--part", "input=b dataset=c/d"], "Part 2: --dataset and --input exclude each other."),
-    (["--part", "input=a", "--val-input", "b"], "--val-input b: which part of the input is it about?"),
+    (["--part", "input=a", "--val-input", "b"], "--val-input b: the input has parts, and these files must belong to"),
     (["--part", "input=a val_input=b", "--val-tokens", "5"], "--val-input and --val-tokens exclude each other."),
 ])  # fmt: skip
 def test_each_mistake_has_its_message(tmp_path: Path, words: list[str], message: str) -> None:
@@ -166,10 +166,10 @@ def test_each_mistake_has_its_message(tmp_path: Path, words: list[str], message:
 @pytest.mark.parametrize(("text", "message"), [
     ("parts = 3", "parts must be tables"),
     ("parts = []", "parts must be tables"),
-    ("[[parts]]\nlayout = 'llm.c'", "part 1: layout is the same for all parts"),
+    ("[[parts]]\nlayout = 'llm.c'", "part 1: layout can't be set per part"),
     ("[[parts]]\ninput = 'a'\n[[parts]]\ninput = 3", "part 2: input = 3: must be a string or a list of strings"),
-    ("dataset = 'a/b'\n[[parts]]\ninput = 'a'", "--dataset a/b: the input has parts, which name their own."),
-    ("[[parts]]\ninput = 'a'\n[[parts.parts]]\ninput = 'b'", "parts is the same for all parts"),
+    ("dataset = 'a/b'\n[[parts]]\ninput = 'a'", "--dataset a/b: the parts of the input name their own."),
+    ("[[parts]]\ninput = 'a'\n[[parts.parts]]\ninput = 'b'", "parts can't be set per part"),
 ])  # fmt: skip
 def test_each_mistake_in_a_file_has_its_message(tmp_path: Path, text: str, message: str) -> None:
     """The file, the part and the key."""

@@ -296,7 +296,7 @@ def test_a_damaged_pile_is_made_again_and_finished_shards_are_kept(
         assert f"{pile}: this file of the shuffle has changed since it was written." in done.stderr
         done = inline.run_command("build", "--input", path, "--out", out, "--shuffle", 5, "--shard-tokens", 2000)
     assert done.returncode == 0, done.stderr
-    assert "the first pass of the shuffle begins anew" in done.stderr
+    assert "the first pass of the shuffle is repeated" in done.stderr
     assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
 
 
@@ -342,7 +342,7 @@ def test_a_damaged_pile_of_an_export_is_made_again(tmp_path: Path, monkeypatch: 
         assert finished.items() <= runs.outputs_in(out).items()
         done = inline.run_command(*words)
     assert done.returncode == 0, done.stderr
-    assert "the first pass of the shuffle begins anew" in done.stderr
+    assert "the first pass of the shuffle is repeated" in done.stderr
     assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
 
 
@@ -530,7 +530,7 @@ def test_an_index_is_added_without_another_first_pass(tmp_path: Path) -> None:
     assert inline.run_command("build", "--input", path, "--out", out, *WORDS).returncode == 0
     done = inline.run_command("build", "--input", path, "--out", out, *WORDS, "--index")
     assert done.returncode == 0, done.stderr
-    assert "begins anew" not in done.stderr
+    assert "is repeated" not in done.stderr
     assert len(list((out / "index").iterdir())) == len(list(out.glob("*.npy")))
 
 
@@ -540,7 +540,7 @@ def test_an_input_without_documents_is_told_whenever_it_is_run(tmp_path: Path) -
     for _ in range(2):
         done = inline.run_command("build", "--input", path, "--out", out, *WORDS)
         assert done.returncode == 3, done.stderr
-        assert "The input holds no document" in done.stderr
+        assert "The input has no documents" in done.stderr
 
 
 @pytest.mark.usefixtures("small_steps", "three_piles")
@@ -615,7 +615,7 @@ def test_piles_in_another_scratch_folder_are_named(
     else:
         shutil.rmtree(pile_folder)
         done = run(resumed)
-        assert "the first pass of the shuffle begins anew" in done.stderr
+        assert "the first pass of the shuffle is repeated" in done.stderr
     assert done.returncode == 0, done.stderr
     assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
     assert not (out / ".fineweb-shards" / "scratch").exists()

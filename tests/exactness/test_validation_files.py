@@ -219,14 +219,14 @@ def test_a_split_without_a_document_is_told(tmp_path: Path, data: Path) -> None:
     """All files for validation, or a file without a document; the shards are what was asked for."""
     done = inline.run_command("build", data, "--val-input", data, "--out", tmp_path / "all")
     assert done.returncode == 0, done.stderr
-    assert "are for validation, which takes the documents of 4 files" in " ".join(done.stdout.split())
+    assert "go to validation, which takes the documents of 4 files" in " ".join(done.stdout.split())
     (tmp_path / "empty.jsonl").write_bytes(b"")
     words = ("--val-input", tmp_path / "empty.jsonl", "--shard-tokens", "900", "--out", tmp_path / "none")
     done = inline.run_command("build", data / "2.parquet", *words)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "the files of --val-input hold no document" in said
-    assert "Run it again with --fresh and other files for it." in said
+    assert "the files of --val-input have no documents" in said
+    assert "Rerun it with --fresh and other files for it." in said
     wanted = Wanted("build-nanogpt", 900, val_documents=0)
     assert runs.outputs_in(tmp_path / "none") == layout_reference.files(SECOND, wanted)
 

@@ -101,7 +101,7 @@ def test_a_build_of_nothing_but_poison_says_what_happened(tmp_path: Path) -> Non
         done = subprocess.run([sys.executable, DRIVER, *map(str, words)], capture_output=True, text=True, check=False)
         assert done.returncode == 11, done.stderr
         assert "The input has no other documents, so no shards were made." in done.stdout
-        assert "The input holds no document" not in done.stdout
+        assert "The input has no documents" not in done.stdout
         assert done.stdout.splitlines()[0] == "No shards were made."
 
 

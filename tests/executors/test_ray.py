@@ -333,7 +333,7 @@ def test_piles_are_where_all_nodes_see_them(tmp_path: Path, many: Path) -> None:
     words = ["build", "--input", many, "--shuffle", 1, "--executor", "ray", "--shard-tokens", 1000]
     done = inline.run_command(*words, "--out", "s3://bucket/folder")
     assert done.returncode == 2, done.stderr
-    assert "and --out s3://bucket/folder: its piles have to be where all nodes see them" in done.stderr
+    assert "and --out s3://bucket/folder: all nodes must see the piles" in done.stderr
 
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")

@@ -186,7 +186,7 @@ def test_what_a_build_into_a_bucket_says(bucket_url: str, tmp_path: Path, caches
     done = inline.run_command("build", path, "--out", url, "--shard-tokens", "1500")
     assert done.returncode == 0, done.stderr
     assert f'ShardLoader("{url}", "train"' in done.stdout
-    assert f"a trainer that reads files itself, copy them here:\n    aws s3 sync {url} out\n" in done.stdout
+    assert f"a trainer that reads local files, copy them first:\n    aws s3 sync {url} out\n" in done.stdout
     assert 'np.load("out/edufineweb_train_000001.npy"' in done.stdout
     assert 'np.load("s3' not in done.stdout
     report = next(line for line in done.stdout.splitlines() if line.startswith("report ")).split(maxsplit=1)[1]

@@ -149,7 +149,7 @@ def test_a_mix_that_is_all_validation_is_refused(made: Path, tmp_path: Path) -> 
     words = ["export", "--mix", f"{made}/web=7", "--mix", f"{made}/code=3", "--max-tokens", "1500"]
     done = inline.run_command(*words, "--out", tmp_path / "out")
     assert done.returncode == 2
-    assert "There would be nothing to train on: by default the first 2,000 tokens are for validation" in done.stderr
+    assert "There would be nothing to train on: by default the first 2,000 tokens go to validation" in done.stderr
     assert "--val-tokens 100" in done.stderr
     done = inline.run_command(*words, "--out", tmp_path / "out", "--val-tokens", "100")
     assert done.returncode == 0, done.stderr
@@ -163,7 +163,7 @@ def test_another_source_is_refused_by_name(made: Path, tmp_path: Path) -> None:
     folders, out = [made / "web", made / "code"], tmp_path / "out"
     manifest = runs.export_mix(out, folders, WEIGHTS)
     runs.forget_after(out, len(manifest.shards) // 2)
-    with pytest.raises(ChangedError, match=r"Part 1 \(code\): its shards are not those"):
+    with pytest.raises(ChangedError, match=r"Part 1 \(code\): its shards have changed"):
         runs.export_mix(out, folders[::-1], WEIGHTS)
     with pytest.raises(ChangedError, match="--weight was 7:3"):
         runs.export_mix(out, folders, WEIGHTS[::-1])
@@ -233,7 +233,7 @@ def test_buckets_are_mixed_into_a_bucket(made: Path, bucket_url: str, tmp_path: 
     (["{web}", "--mix", "{code}=1"], 2, "web and --mix exclude each other.", "To mix this folder too: --mix"),
     ([], 2, "DIR is missing.", "several with --mix DIR=WEIGHT"),
     (["--mix", "{web}=1"], 2, "web: a mix needs several folders.", "Name each with its own --mix"),
-    (["--mix", "{web}", "--mix", "{code}=1"], 2, "is no folder with its weight, such as shards=7", "--help"),
+    (["--mix", "{web}", "--mix", "{code}=1"], 2, "is not a folder with a weight, such as shards=7", "--help"),
     (["--mix", "{web}=many", "--mix", "{code}=1"], 2, "--mix: 'many' is not a number such as 7", "export --help"),
     (["--mix", "{web}=1,epochs=1.5", "--mix", "{code}=1"], 2, "--mix: '1.5' is not a whole number", "--help"),
     (["--mix", "{web}=1,epochs=0", "--mix", "{code}=1"], 2, "--epochs 0: must be at least 1.", "export --help"),
@@ -245,7 +245,7 @@ def test_buckets_are_mixed_into_a_bucket(made: Path, bucket_url: str, tmp_path: 
     (["--mix", "{web}=1", "--mix", "{here}/nothing=1"], 3, "nothing: no such folder", "--out of a `build`"),
     (["--mix", "{web}=1,epoch=2", "--mix", "{code}=1"], 2, "web=1,epoch: unknown key 'epoch'.", "epochs=N"),
     (["--mix", "{web}=1", "--mix", "{here}/unfinished=1"], 3, "unfinished: the build is not finished.", "Finish it"),
-    (["--mix", "{web}=1", "--mix", "{here}/empty=1"], 3, "empty: it holds no document", "Leave it out"),
+    (["--mix", "{web}=1", "--mix", "{here}/empty=1"], 3, "empty: it has no documents", "Leave it out"),
     (["--mix", "{web}=1", "--mix", "{here}/only=1"], 3, "only: all its documents are for validation", "Leave it out"),
     (["--mix", "{web}=1", "--mix", "{here}/bytes=1"], 3, "bytes has another vocabulary than ", "--tokenizer"),
     (["--mix", "{web}=1", "--mix", "{here}/out=1"], 2, "that is the folder to export from.", "another --out"),

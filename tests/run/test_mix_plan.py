@@ -153,13 +153,13 @@ def test_a_mix_ends_with_the_part_that_runs_out_first(tmp_path: Path, data: tupl
     lines = plan_lines(plan)
     assert lines[0].startswith("input      2 parts, mixed by tokens: 2 files")
     assert f"(parquet), {long:,} tokens" in lines[1]
-    assert lines[2] == "weight     7 (70 %)"
-    assert lines[4] == "weight     3 (30 %)"
+    assert lines[2] == "weight     7 (70.00 %)"
+    assert lines[4] == "weight     3 (30.00 %)"
     assert mixed(lines)[0].startswith("until part 1 runs out, after about ")
     assert mixed(lines)[1].startswith("part 1: all ")
-    assert mixed(lines)[1].partition(" tokens, ")[2].startswith("70 %, runs out after ")
-    assert mixed(lines)[2].endswith("k tokens, 30 %")
-    assert any(line.endswith("(exact to a document of each part)") for line in lines)
+    assert mixed(lines)[1].partition(" tokens, ")[2].startswith("70.01 %, runs out after ")
+    assert mixed(lines)[2].endswith("k tokens, 29.99 %")
+    assert any(line.endswith("(exact to within one document per part)") for line in lines)
     short_text = short_lines(plan)
     assert mixed(short_text) == mixed(lines)[:1]
     assert max(len(line) for line in lines if not line.startswith(("shards", "WARNING"))) < 80
@@ -173,7 +173,7 @@ def test_epochs_are_counted(tmp_path: Path, data: tuple[Path, int, int]) -> None
     assert plan.forecast.first_end == 1
     assert plan.forecast.taken == (short * 7 // 3, short)
     assert [one.tokens for one in plan.part_extents] == [long, short]
-    assert "weight     7 (70 %), 2 epochs" in plan_lines(plan)
+    assert "weight     7 (70.00 %), 2 epochs" in plan_lines(plan)
     alone = make_plan(runs.job_of(tmp_path / "o", folder / "b.parquet", epochs=3), trial_seconds=0)
     assert (alone.extent.tokens, alone.extent.documents, alone.extent.exact) == (3 * short, 300, True)
     assert alone.read_bytes == 3 * (folder / "b.parquet").stat().st_size
@@ -192,8 +192,8 @@ def test_a_mix_until_all_have_run_out(tmp_path: Path, data: tuple[Path, int, int
     assert len(lines[5]) < 80
     assert mixed(lines)[0].startswith("until all parts run out; part 1 is first, after about ")
     share = 100 * long / (long + short)
-    assert f" tokens, {share:.3g} %, runs out after " in mixed(lines)[1]
-    assert f" tokens, {100 - share:.3g} %, runs out after " in mixed(lines)[2]
+    assert f" tokens, {share:.2f} %, runs out after " in mixed(lines)[1]
+    assert f" tokens, {100 - share:.2f} %, runs out after " in mixed(lines)[2]
 
 
 def test_a_limit_may_come_first(tmp_path: Path, data: tuple[Path, int, int]) -> None:
@@ -204,14 +204,14 @@ def test_a_limit_may_come_first(tmp_path: Path, data: tuple[Path, int, int]) -> 
     assert plan.forecast.first_end is None
     lines = plan_lines(plan)
     assert mixed(lines)[0] == "until --max-tokens, before any part runs out"
-    assert mixed(lines)[2] == f"part 2: 300 of {mixed(lines)[2].split()[4]} tokens, 30 %"
+    assert mixed(lines)[2] == f"part 2: 300 of {mixed(lines)[2].split()[4]} tokens, 30.00 %"
     late = plan_of(tmp_path / "out", folder, A, B, max_tokens=10**6, val_tokens=100)
     assert late.extent.tokens == pytest.approx(long * 10 / 7, abs=2)
     assert mixed(plan_lines(late))[0].startswith("until part 1 runs out")
     both = plan_of(
         tmp_path / "out", folder, A, B, max_tokens=long * 10 // 7 + 50, val_tokens=100, mix_until="all-exhausted"
     )
-    assert mixed(plan_lines(both))[0].startswith("until --max-tokens; part 1 runs out before, after about ")
+    assert mixed(plan_lines(both))[0].startswith("until --max-tokens; part 1 runs out earlier, after about ")
 
 
 def test_files_for_validation_are_read_once_and_before_the_mix(tmp_path: Path, data: tuple[Path, int, int]) -> None:
@@ -253,8 +253,8 @@ def test_parts_of_unknown_size_and_estimates(tmp_path: Path, data: tuple[Path, i
     done = runs.run_command("plan", *words, stdin=b'{"text": "one"}\n')
     assert done.returncode == 0, done.stderr
     assert "until part 2 runs out, after about" in done.stdout
-    assert ", unless part 1, of unknown size, does so before" in done.stdout
-    assert "tokens     unknown before the end" in done.stdout
+    assert ", unless part 1, of unknown size, runs out first" in done.stdout
+    assert "tokens     unknown until the end" in done.stdout
     answer = json.loads(runs.run_command("plan", *words, "--json", stdin=b'{"text": "one"}\n').stdout)
     assert answer["tokens"] is None
     assert [part["available_tokens"] for part in answer["parts"]] == [None, short]
@@ -266,9 +266,9 @@ def test_a_part_without_documents_is_warned_of(tmp_path: Path, data: tuple[Path,
     paths = (data[0] / "a.parquet", tmp_path / "empty.parquet")
     tables = tuple({"input": (str(path),), "weight": 1} for path in paths)
     plan = make_plan(runs.job_of(tmp_path / "out", parts=tables), trial_seconds=0)
-    assert any("part 2 has no document, and the mix ends at its first turn" in line for line in short_lines(plan))
+    assert any("part 2 has no documents, so the mix ends at its first turn" in line for line in short_lines(plan))
     plan = make_plan(runs.job_of(tmp_path / "out", parts=tables, mix_until="all-exhausted"), trial_seconds=0)
-    assert not any("has no document" in line for line in short_lines(plan))
+    assert not any("has no documents" in line for line in short_lines(plan))
 
 
 def test_the_values_for_programs(tmp_path: Path, data: tuple[Path, int, int]) -> None:
@@ -305,7 +305,7 @@ def test_a_build_takes_what_was_planned(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_part_that_runs_out_before_its_planned_end_is_told_of(tmp_path: Path, times: int) -> None:
+def test_a_part_that_runs_out_before_its_planned_end_is_reported(tmp_path: Path, times: int) -> None:
     """While the build runs, with both numbers: the rest of the mix is another one than planned."""
     documents = [f"number {n}: " + "some words " * 12 for n in range(60)]
     tokens = write_counted(tmp_path / "a.parquet", documents, times) // times
@@ -317,5 +317,4 @@ def test_a_part_that_runs_out_before_its_planned_end_is_told_of(tmp_path: Path, 
     assert abs(tokens - actual) < 60
     assert len(said) == times - 1, done.stderr
     if said:
-        assert said[0].startswith(f"part 1 (a.parquet) has run out after {actual:,} tokens; about ")
-        assert said[0].endswith(" were planned")
+        assert said[0].startswith(f"part 1 (a.parquet) has run out after {actual:,} tokens; the plan expected about ")

@@ -106,20 +106,20 @@ A, B = ["--part", "input=a"], ["--part", "input=b"]
     ([*A, "--part", "input=b weight=inf"], "--part: weight: 'inf' is not a number", "help"),
     ([*A, "--part", "input=b weight=7k"], "--part: weight: '7k' is not a number", "help"),
     ([*A, "--part", "input=b weight=2", *A],
-     "Part 1 has no weight, and part 2 has --weight 2.", "Give every part a weight"),
-    (["--input", "a", "--weight", "7"], "--weight 7: there is nothing to mix, as the input has only one part.", "Name"),
+     "Part 1 has no weight, but part 2 has --weight 2.", "Give every part a weight"),
+    (["--input", "a", "--weight", "7"], "--weight 7: there is nothing to mix, because the input", "Name"),
     (["--part", "input=a weight=0.7"], "--weight 0.7: there is nothing to mix", "Name the others"),
     (["--part", "input=a weight=1e-7", "--part", "input=b weight=0.2"],
-     "Part 1: --weight 1e-07: part 2 has more than a million times of it, --weight 0.2.", "closer"),
+     "Part 1: --weight 1e-07: part 2 has more than a million times as much, --weight 0.2.", "closer"),
     (["--part", "input=a weight=0.3333333333333333", "--part", "input=b weight=0.14285714285714285"],
-     "Part 1: --weight 0.333333333333: is 6,666,666,666,666,666 if all weights are whole numbers", "Round"),
+     "Part 1: --weight 0.333333333333: scaled with the others to whole numbers it is 6,666,666,666,666,666,", "Round"),
     (["--input", "a", "--input", "b", "--weight", "7", "--weight", "3"],
-     "There are 2 --weight, and the input is one part.", "--part 'input=PATH weight=2'"),
-    (["--input", "a", "--epochs", "1", "--epochs", "2"], "There are 2 --epochs, and the input is one part.", "--part"),
+     "There are 2 --weight, but the input has only one part.", "--part 'input=PATH weight=2'"),
+    (["--input", "a", "--epochs", "1", "--epochs", "2"], "There are 2 --epochs, but the input", "--part"),
     (["--dataset", "a/b", "--dataset", "c/d", "--weight", "1", "--weight", "2", "--weight", "3"],
-     "There are 2 --dataset and 3 --weight.", "one of each"),
+     "There are 2 --dataset and 3 --weight.", "once per part"),
     ([*A, *B, "--weight", "1", "--weight", "2"], "Several --weight and --part exclude each other.", "--part"),
-    ([*A, *B, "--mix-until", "first-exhausted"], "--mix-until first-exhausted: no part has a weight", "leave it out"),
+    ([*A, *B, "--mix-until", "first-exhausted"], "--mix-until first-exhausted: no part has a weight", "or leave"),
     (["--input", "a", "--mix-until", "all-exhausted"], "--mix-until all-exhausted: no part has a weight", "Give each"),
     ([*A, *B, "--weight", "1", "--mix-until", "first"], "'first' is not one of first-exhausted, all-exhausted", "help"),
     (["--input", "a", "--epochs", "0"], "--epochs 0: must be at least 1.", "help"),
@@ -128,7 +128,7 @@ A, B = ["--part", "input=a"], ["--part", "input=b"]
     (["--part", "input=a epochs=10001"], "Part 1: --epochs 10,001: must be at most 10,000.", "--max-tokens"),
     (["--input", "-", "--epochs", "2"],
      "--epochs 2: --input - is standard input, which can be read only once.", "Write it to a file"),
-    ([*A, "--part", "input=b layout=llm.c"], "layout is the same for all parts.", "weight, epochs"),
+    ([*A, "--part", "input=b layout=llm.c"], "layout can't be set per part.", "weight, epochs"),
 ])  # fmt: skip
 def test_each_mistake_has_its_message(words: list[str], message: str, hint: str) -> None:
     """The flag, its value and the part, with the next step."""
@@ -145,7 +145,7 @@ def test_each_mistake_has_its_message(words: list[str], message: str, hint: str)
     ("weight = true", "part 1: weight = True: must be a number or a string."),
     ("weight = [1, 2]", "part 1: weight = [1, 2]: must be a number or a string."),
     ("epochs = 1.5", "part 1: epochs: '1.5' is not a whole number."),
-    ("mix_until = 'all-exhausted'", "part 1: mix_until is the same for all parts."),
+    ("mix_until = 'all-exhausted'", "part 1: mix_until can't be set per part."),
 ])  # fmt: skip
 def test_each_mistake_in_a_file_has_its_message(tmp_path: Path, text: str, message: str) -> None:
     """The file, the part and the key."""

@@ -197,10 +197,10 @@ def test_documents_shorter_than_a_sentence_are_warned_of(tmp_path: Path, separat
     plan = make_plan(runs.job_of(tmp_path / "out", path, separator=separator), trial_seconds=0)
     for lines in (short_lines(plan), plan_lines(plan)):
         text = "\n".join(lines)
-        assert "WARNING    a document has 12 bytes on average: less than a sentence." in text
+        assert "WARNING    documents have 12 bytes on average, less than a sentence." in text
         assert "--separator none" in text
         assert ("--separator blank" in text) == (separator == "line")
-        short = [line for line in lines if not line.startswith("shards") and "By the estimate" not in line]
+        short = [line for line in lines if not line.startswith("shards") and "Estimated" not in line]
         assert max(map(len, short)) < 80
     whole = make_plan(runs.job_of(tmp_path / "out", path, separator="none"), trial_seconds=0)
     assert "a document has" not in "\n".join(short_lines(whole))

@@ -56,7 +56,7 @@ def settings_in(sentence: str) -> dict[str, int | float]:
 def test_an_input_below_a_shard_says_that_there_is_nothing_to_train_on(
     source: Path, tmp_path: Path, layout: str
 ) -> None:
-    """Not "nothing is missing"; and the settings that it proposes give training shards."""
+    """Not "that is normal"; and the settings that it proposes give training shards."""
     manifest = runs.build_inline(tmp_path / "out", source, layout=layout)
     spec = runs.job_of(tmp_path / "out", source, layout=layout).output
     assert output_notes(spec, manifest) == []
@@ -76,7 +76,7 @@ def test_an_input_below_a_shard_says_that_there_is_nothing_to_train_on(
         ({"layout": "nanogpt", "val_documents": 10**9}, "which takes the first 1,000,000,000 documents"),
         ({"val_documents": 0}, "as requested"),
         ({"last_shard": "drop", "val_tokens": 0}, "--last-shard keep"),
-        ({"layout": "nanogpt"}, "of 60 documents, a share of one in 2,000 chooses none"),
+        ({"layout": "nanogpt"}, "of 60 documents, a share of one in 2,000 selects none"),
         ({"layout": "nanogpt", "val_ratio": 0.0}, "as requested"),
         ({"val_ratio": 0.0}, "as requested"),
         ({"layout": "llm.c", "val_tokens": 0}, "failed to glob pattern"),
@@ -177,7 +177,7 @@ def test_the_command_warns_at_the_start_and_at_the_end(source: Path, tmp_path: P
         for words in ("nothing to train on", "would open: train_gpt2.py"):
             assert any(words in warning for warning in warnings)
     assert done.stdout.rstrip().endswith("move them away.")
-    assert "nothing is missing" not in done.stdout
+    assert "that is normal" not in done.stdout
     done = inline.run_command("build", *settings, "--json")
     result = json.loads(done.stdout.splitlines()[-1])
     assert len(result["warnings"]) == 3  # and the shard is shorter than a batch
@@ -195,7 +195,7 @@ def test_an_input_without_a_document_is_no_success(tmp_path: Path) -> None:
     for words in ([], ["--json"]):
         done = inline.run_command("build", "--input", tmp_path / "a.txt", "--out", tmp_path / "out", *words)
         assert done.returncode == 3
-        assert "holds no document" in done.stderr
+        assert "has no documents" in done.stderr
         assert "complete" not in done.stdout
 
 

@@ -158,7 +158,7 @@ def test_a_plan_downloads_nothing(home: Path, tmp_path: Path) -> None:
         done = forked.run_command(*words, **environment(hub, home))
         assert done.returncode == 0, done.stderr
         assert fetched_ranges(hub, "a.jsonl.zst") == []
-    assert re.search(r"^tokens +unknown before the end$", done.stdout, re.M)
+    assert re.search(r"^tokens +unknown until the end$", done.stdout, re.M)
     assert not (tmp_path / "out").exists()
 
 
