@@ -185,10 +185,7 @@ class CorpusWriter:
             self._parquet.close()
 
     def _append_forms(self, names: list[str]) -> None:
-        with (
-            open(self._folder / "corpus.jsonl", "a") as rows,
-            open(self._folder / "corpus.txt", "a") as whole,
-        ):
+        with open(self._folder / "corpus.jsonl", "a") as rows, open(self._folder / "corpus.txt", "a") as whole:
             for number, (text, name) in enumerate(zip(self._group, names, strict=True), self._documents):
                 whole.write((EOT_TEXT if number else "") + text)
                 rows.write(json.dumps({"text": text, "id": name}, ensure_ascii=False) + "\n")

@@ -226,11 +226,7 @@ def order_stream(folder: Path, workers: Workers, stream: Stream) -> Ordered:
 
 
 def _order(
-    stream: Stream,
-    output: OutputSpec,
-    manifest: Manifest,
-    executor: Executor,
-    count_answers: Callable[[], int],
+    stream: Stream, output: OutputSpec, manifest: Manifest, executor: Executor, count_answers: Callable[[], int]
 ) -> Ordered:
     start = stream.start
     packer = Packer(SHARD_TOKENS, split_rule=SPLIT_RULE, done=manifest.done, starts=(start,))
@@ -246,14 +242,7 @@ def _order(
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     shards = finished.shard_count - stream.done_shards
     return Ordered(
-        stream.tokens_left,
-        stream.batches_left,
-        shards,
-        used,
-        sink.save_seconds,
-        seconds,
-        count_answers(),
-        peak_bytes,
+        stream.tokens_left, stream.batches_left, shards, used, sink.save_seconds, seconds, count_answers(), peak_bytes
     )
 
 

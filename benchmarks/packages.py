@@ -19,16 +19,7 @@ from pathlib import Path
 NAMES = (Path(__file__).parent / "packages.txt").read_text().split()
 PAGES = (".html", ".htm", ".xhtml", ".txt", ".rst", ".md", ".pod", ".dict")
 # Sources of pages that are there as well, and pages that list others.
-LEFT_OUT = (
-    "/_sources/",
-    "/_modules/",
-    "/src/",
-    "genindex",
-    "py-modindex",
-    "searchindex",
-    "index-all",
-    "changelog",
-)
+LEFT_OUT = ("/_sources/", "/_modules/", "/src/", "genindex", "py-modindex", "searchindex", "index-all", "changelog")
 LARGEST_BYTES = 64 * 2**20
 MISSING = """{programs} not found: the benchmark's text comes from Debian's documentation packages.
 Either run this on Debian or Ubuntu (a container will do), or measure with your own files, best one of

@@ -108,15 +108,7 @@ class Results:
                 ratio = (parent + workers) / sum(self.further[loop])
                 found[f"... of each further token: parquet / {loop}"] = ratio
             found["... of each further token: parent / workers"] = parent / workers
-        for name in (
-            "JSON lines",
-            "text",
-            ".jsonl.gz",
-            ".jsonl.zst",
-            ".txt.gz",
-            ".txt.zst",
-            "standard input",
-        ):
+        for name in ("JSON lines", "text", ".jsonl.gz", ".jsonl.zst", ".txt.gz", ".txt.zst", "standard input"):
             found[f"speed: {name} / parquet"] = rows[f"fineweb-shards, {name}"].speed / part.speed
         if self.small_peak:
             times = self.corpora.large.bytes / self.corpora.small.bytes

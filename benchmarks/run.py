@@ -61,12 +61,7 @@ class Bench:
         # The same with less text: what a run takes at its start and its end is not in the difference.
         self._few = [program for program in limit_programs(corpora.part, scratch) if program.name != GIGATOKEN]
         self._forms = form_programs(corpora.part, scratch)
-        self._programs = [
-            original_program(small, scratch),
-            *limits,
-            *self._forms,
-            *setting_programs(corpora, scratch),
-        ]
+        self._programs = [original_program(small, scratch), *limits, *self._forms, *setting_programs(corpora, scratch)]
 
     def run(self, rounds: int) -> Results:
         # Memory first, which also warms the cache of the disk.

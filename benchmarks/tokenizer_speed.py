@@ -103,11 +103,7 @@ def list_tokenizers(corpus: Corpus) -> list[Tokenizer]:
         ranks.write_bytes(b"".join(gpt2.read_bytes().splitlines(keepends=True)[:32_767]))
     nanochat = {"tokenizer": str(ranks), "pattern": "nanochat", "eot": "32767"}
     sentences = train(FOLDER / "sentencepiece.model", corpus)
-    return [
-        *found,
-        Tokenizer("nanochat's pattern", nanochat),
-        Tokenizer("SentencePiece", {"tokenizer": sentences}),
-    ]
+    return [*found, Tokenizer("nanochat's pattern", nanochat), Tokenizer("SentencePiece", {"tokenizer": sentences})]
 
 
 def unpack(package: str, path: str) -> Path:
@@ -117,17 +113,7 @@ def unpack(package: str, path: str) -> Path:
         final = FOLDER / "llama3.tiktoken"
     if not final.exists():
         with tempfile.TemporaryDirectory() as folder:
-            words = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--no-deps",
-                "--dest",
-                folder,
-                package,
-            ]
+            words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, package]
             subprocess.run(words, check=True)
             with zipfile.ZipFile(next(Path(folder).iterdir())) as wheel, wheel.open(path) as file:
                 final.write_bytes(file.read())

@@ -29,16 +29,7 @@ import pyarrow.parquet as pq
 
 from tests.support import reference, runs
 from tests.support.documents import make_documents
-from tests.support.standin_faults import (
-    CutBody,
-    Fault,
-    FaultPlan,
-    IgnoreRange,
-    LastingFault,
-    Reset,
-    Stall,
-    Status,
-)
+from tests.support.standin_faults import CutBody, Fault, FaultPlan, IgnoreRange, LastingFault, Reset, Stall, Status
 from tests.support.standin_hub import StandInHub
 from tests.support.standin_repository import Repository
 
@@ -93,11 +84,7 @@ class Run:
         enter = ["sh", "-c", f'echo $$ > {self._group}/cgroup.procs; exec "$@"', "sh"] if self._group else []
         with open(self._screen, "a") as screen:
             self._process = subprocess.Popen(
-                [*enter, *self._words],
-                env=self._environment,
-                stdout=screen,
-                stderr=screen,
-                start_new_session=True,
+                [*enter, *self._words], env=self._environment, stdout=screen, stderr=screen, start_new_session=True
             )
 
     @property
@@ -242,11 +229,7 @@ def main() -> int:
         StandInHub([Repository(REPO, files)], [outage, tricks, pace]) as hub,
     ):
         out = (disk or Path(scratch)) / "out"
-        environment = {
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": f"{scratch}/home",
-            "NO_PROXY": "127.0.0.1,localhost",
-        }
+        environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": f"{scratch}/home", "NO_PROXY": "127.0.0.1,localhost"}
         screen = Path(scratch) / "screen.txt"
         run = Run(out, environment, screen, group)
         night = Night(run, outage, tricks, group, disk)

@@ -33,14 +33,7 @@ def test_the_first_tokens_are_noticed_in_any_file(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "manifest.json",
-        "manifest.json.tmp",
-        "log.txt",
-        "report.html",
-        "statistics.bin",
-        "heartbeat.json.12.34.tmp",
-    ],
+    ["manifest.json", "manifest.json.tmp", "log.txt", "report.html", "statistics.bin", "heartbeat.json.12.34.tmp"],
 )
 def test_other_files_are_no_tokens(tmp_path: Path, name: str) -> None:
     """What the program keeps for itself grows before the first token."""

@@ -197,14 +197,7 @@ def test_a_format_on_the_hub(with_format: Path, tmp_path: Path, download: list[s
 def test_an_engine(package: Path, tmp_path: Path) -> None:
     """Chosen by --engine, with the self-test and the check of a sample."""
     entry = "from fineweb_shards.tokenizers.toy_engine import ToyEngine\n\n# `auto` takes the first"
-    add(
-        package,
-        "tokenizers/toy_engine.py",
-        ENGINE,
-        "tokenizers/__init__.py",
-        "\n# `auto` takes the first",
-        entry,
-    )
+    add(package, "tokenizers/toy_engine.py", ENGINE, "tokenizers/__init__.py", "\n# `auto` takes the first", entry)
     entries = (package / "tokenizers" / "__init__.py").read_text()
     changed = entries.replace("(GigatokenEngine, FastokensEngine)", "(GigatokenEngine, FastokensEngine, ToyEngine)")
     (package / "tokenizers" / "__init__.py").write_text(changed)

@@ -34,14 +34,7 @@ def test_counts(text: str, number: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [
-        ("2GiB", 2**31),
-        ("2G", 2**31),
-        ("500MB", 500_000_000),
-        ("64KiB", 65536),
-        ("1024", 1024),
-        ("1.5gib", 3 * 2**29),
-    ],
+    [("2GiB", 2**31), ("2G", 2**31), ("500MB", 500_000_000), ("64KiB", 65536), ("1024", 1024), ("1.5gib", 3 * 2**29)],
 )
 def test_sizes(text: str, number: int) -> None:
     """GiB, GB and plain bytes."""
@@ -97,13 +90,7 @@ def test_what_is_no_size_is_refused(text: str, words: str) -> None:
 
 def test_times() -> None:
     """With the units that people write."""
-    assert [parse_seconds(text) for text in ("90", "90s", "1.5h", "15min", "2d")] == [
-        90,
-        90,
-        5400,
-        900,
-        172_800,
-    ]
+    assert [parse_seconds(text) for text in ("90", "90s", "1.5h", "15min", "2d")] == [90, 90, 5400, 900, 172_800]
     with pytest.raises(ValueError, match=re.escape("unknown unit 'fortnights'; known are s, min, h, d")):
         parse_seconds("2fortnights")
 

@@ -91,9 +91,7 @@ def add_status_flags(parser: argparse.ArgumentParser) -> None:
     """Add the folder, and how to show its status."""
     add_folder(parser)
     parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="keep showing it until the run ends; if no build has started, wait for one",
+        "--watch", action="store_true", help="keep showing it until the run ends; if no build has started, wait for one"
     )
 
 

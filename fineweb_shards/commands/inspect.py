@@ -100,10 +100,7 @@ def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
         rows.append(f"{'file':<10} {safe_text(file.name, 60)}: {tokens}, {kind}, {file.dtype.name}")
     if len(target.files) > _SHOWN_FILES:
         rows.append(f"{'':<10} … and {len(target.files) - _SHOWN_FILES:,} more")
-    rows += [
-        f"{'tokens':<10} {found.tokens:,}",
-        f"{'documents':<10} {found.documents:,}, EOT {position} each",
-    ]
+    rows += [f"{'tokens':<10} {found.tokens:,}", f"{'documents':<10} {found.documents:,}, EOT {position} each"]
     if found.head_tokens:
         rows.append(f"{'begins':<10} with the last {show_number_of(found.head_tokens, 'token')} of an earlier document")
     if found.documents:

@@ -116,11 +116,7 @@ class JsonLinesFormat(TextFormat):
             offset += len(line) + 1
         chunk = self._make_chunk(rows)
         yield replace(
-            chunk,
-            start=start,
-            end=Cursor(batch.file, end),
-            counts=chunk.counts + counts,
-            problems=tuple(problems),
+            chunk, start=start, end=Cursor(batch.file, end), counts=chunk.counts + counts, problems=tuple(problems)
         )
         if failure is not None:  # raised after the documents before it
             raise failure
@@ -258,8 +254,7 @@ def skip_line(view: ByteView, offset: int) -> int:
 
 def _too_long(file: InputFile, offset: int) -> BadFileError:
     return BadFileError(
-        f"{file.path}: the line at byte {offset:,} is longer than {MAX_LINE_BYTES:,} bytes.",
-        LONG_HINT.format("lines"),
+        f"{file.path}: the line at byte {offset:,} is longer than {MAX_LINE_BYTES:,} bytes.", LONG_HINT.format("lines")
     )
 
 

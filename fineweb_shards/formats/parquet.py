@@ -30,13 +30,7 @@ from fineweb_shards.formats.parquet_file import (
     translated_pyarrow_errors,
 )
 from fineweb_shards.formats.row_filter import RowFilter
-from fineweb_shards.formats.rows import (
-    append_chunk,
-    fill_template,
-    split_rows,
-    split_token_rows,
-    unwrap,
-)
+from fineweb_shards.formats.rows import append_chunk, fill_template, split_rows, split_token_rows, unwrap
 from fineweb_shards.storage.place import InputFile, Place
 from fineweb_shards.system.background import in_background
 from fineweb_shards.texts import NO_TEXTS
@@ -351,10 +345,7 @@ class _RowReader:
         with translated_pyarrow_errors(f"{self.place} can't be read"):
             if self._slices is None:
                 self._slices = self._file.iter_batches(
-                    batch_size=self._slice_rows,
-                    row_groups=[self._group],
-                    columns=self._columns,
-                    use_threads=False,
+                    batch_size=self._slice_rows, row_groups=[self._group], columns=self._columns, use_threads=False
                 )
             rows = next(self._slices, None)
             if rows is None:

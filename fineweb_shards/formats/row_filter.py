@@ -20,17 +20,7 @@ import pyarrow as pa
 
 from fineweb_shards.formats.columns import find_value
 from fineweb_shards.formats.rows import Selection, is_text, make_bytes, plain_type
-from fineweb_shards.formats.where import (
-    IN_WORDS,
-    AllOf,
-    AnyOf,
-    Compare,
-    Condition,
-    IsNull,
-    Not,
-    Where,
-    kind_of,
-)
+from fineweb_shards.formats.where import IN_WORDS, AllOf, AnyOf, Compare, Condition, IsNull, Not, Where, kind_of
 from fineweb_shards.types import Counts
 
 # Each test's name in pyarrow.compute, and its function for Python's values.

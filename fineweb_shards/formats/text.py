@@ -180,12 +180,7 @@ class TextFormat(Format):
             self._sources.popitem()[1].close()
 
 
-def batches_of(
-    file: InputFile,
-    view: ByteView,
-    ranges: Iterator[Range],
-    separator: str,
-) -> Iterator[Batch]:
+def batches_of(file: InputFile, view: ByteView, ranges: Iterator[Range], separator: str) -> Iterator[Batch]:
     """Turn ranges into batches: references if workers can read the file themselves, else with the bytes."""
     for part in ranges:
         if part.problem is not None:

@@ -116,10 +116,7 @@ def open_folder(location: str | Path, cache: ShardCache) -> TokenFolder:
 
 
 def open_shards(
-    shards: str | Path | Sequence[str | Path],
-    split: str,
-    settings: LoaderSettings,
-    cache: ShardCache,
+    shards: str | Path | Sequence[str | Path], split: str, settings: LoaderSettings, cache: ShardCache
 ) -> Shards:
     """Open the files of a folder with `split` in their name, or these files. Those in a bucket are fetched to the
     cache."""
@@ -227,12 +224,7 @@ class FollowedShards(Shards):
     """Shards to which a build adds more, in the order in which they were made."""
 
     def __init__(
-        self,
-        folder: TokenFolder,
-        split: str,
-        settings: LoaderSettings,
-        patience_seconds: float,
-        cache: ShardCache,
+        self, folder: TokenFolder, split: str, settings: LoaderSettings, patience_seconds: float, cache: ShardCache
     ) -> None:
         """Wait at most `patience_seconds` while no build is running. The cache is for shards in a bucket."""
         super().__init__([], complete=False)
@@ -308,8 +300,7 @@ class FollowedShards(Shards):
         waited = show_seconds(self._patience_seconds)
         if self._version is None:
             return InputError(
-                f"{self._folder}: no build was started here within {waited}.",
-                "Start the build, or check the folder.",
+                f"{self._folder}: no build was started here within {waited}.", "Start the build, or check the folder."
             )
         finished = show_number_of(len({shard.file.name for shard in self.known}), "shard")
         return InputError(

@@ -38,14 +38,7 @@ from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.storage.place import HubRef
 from fineweb_shards.store.cleanup import holds_work, refuse_untracked_shards
-from fineweb_shards.store.manifest import (
-    FILE_NAME,
-    InputPart,
-    Manifest,
-    divide_settings,
-    has_our_fields,
-    load_manifest,
-)
+from fineweb_shards.store.manifest import FILE_NAME, InputPart, Manifest, divide_settings, has_our_fields, load_manifest
 from fineweb_shards.store.resume_rules import (
     add_index,
     check_batch_bytes,

@@ -72,11 +72,7 @@ class Budget:
 
 
 def plan_budget(
-    workers: int | None,
-    max_memory: int | None,
-    batch_bytes: int,
-    vocabulary: Vocabulary = GPT2,
-    upload_bytes: int = 0,
+    workers: int | None, max_memory: int | None, batch_bytes: int, vocabulary: Vocabulary = GPT2, upload_bytes: int = 0
 ) -> Budget:
     """Divide the memory among the workers, and reduce their number if it is not enough for all.
 

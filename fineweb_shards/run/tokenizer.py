@@ -91,8 +91,7 @@ def _read_file(path: Path) -> tuple[bytes, str]:
             inside = next((path / name for name in _FILE_NAMES if (path / name).is_file()), None)
             if inside is None:
                 raise UsageError(
-                    f"--tokenizer {path}: the folder has none of {', '.join(_FILE_NAMES)}.",
-                    "Name a file in it.",
+                    f"--tokenizer {path}: the folder has none of {', '.join(_FILE_NAMES)}.", "Name a file in it."
                 )
             path = inside
         if path.stat().st_size > _LARGEST_BYTES:

@@ -28,13 +28,7 @@ import urllib3
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from huggingface_hub.utils import build_hf_headers
-from urllib3.exceptions import (
-    ConnectTimeoutError,
-    HTTPError,
-    LocationValueError,
-    MaxRetryError,
-    NewConnectionError,
-)
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, LocationValueError, MaxRetryError, NewConnectionError
 
 from fineweb_shards.errors import ChangedError, HubError
 from fineweb_shards.events import Observer

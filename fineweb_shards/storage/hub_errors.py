@@ -20,12 +20,7 @@ from urllib.parse import urlsplit
 
 import urllib3.exceptions
 from huggingface_hub import constants, get_token
-from huggingface_hub.errors import (
-    FileMetadataError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-)
+from huggingface_hub.errors import FileMetadataError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
 from fineweb_shards.errors import HubError, ShardError
 from fineweb_shards.storage.hub_environment import proxy_for

@@ -34,10 +34,7 @@ def open_store(location: str, scratch: str, max_outage_seconds: float, observer:
 
 
 def open_store_to_read(
-    location: str,
-    observer: Observer,
-    max_outage_seconds: float | None = None,
-    refusal: type[ShardError] = OutputError,
+    location: str, observer: Observer, max_outage_seconds: float | None = None, refusal: type[ShardError] = OutputError
 ) -> Store:
     """Open a store for reading. The small files of a bucket are copied into a temporary folder, which is removed with
     the store. `refusal` is the error class for failures that no retry would change. Without `max_outage_seconds`, the

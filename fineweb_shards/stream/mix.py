@@ -159,13 +159,7 @@ class Mixer:
     validation: they come first, part by part, and are not counted."""
 
     def __init__(
-        self,
-        rule: MixRule,
-        starts: Cursors,
-        taken: Sequence[int],
-        *,
-        eot_first: bool,
-        val_files: Sequence[int] = (),
+        self, rule: MixRule, starts: Cursors, taken: Sequence[int], *, eot_first: bool, val_files: Sequence[int] = ()
     ) -> None:
         self._rule = rule
         self._eot_first = eot_first

@@ -209,15 +209,7 @@ def _cut_rule_of(tokenizer: dict[str, Any]) -> CutRule | None:
 
 
 # Usual names of the token that ends a text. If a tokenizer has exactly one of them, there is no doubt.
-_USUAL_NAMES = {
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "</s>",
-    "<eos>",
-    "<|eos|>",
-    "<EOT>",
-    "<｜end▁of▁sentence｜>",
-}
+_USUAL_NAMES = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<EOT>", "<｜end▁of▁sentence｜>"}
 _MOST_LISTED = 12
 
 
@@ -239,8 +231,7 @@ def choose_eot(wanted: str, special: Mapping[str, int], texts: Mapping[int, str]
         problem = f"--eot {wanted}: in {name} this id stands for the text {texts[int(wanted)][:40]!r}."
     elif int(wanted) > 2 * highest + 1000:
         raise UsageError(
-            f"--eot {wanted}: the ids of {name} end at {highest:,}.",
-            f"The next free one is {highest + 1}.",
+            f"--eot {wanted}: the ids of {name} end at {highest:,}.", f"The next free one is {highest + 1}."
         )
     else:
         return int(wanted)

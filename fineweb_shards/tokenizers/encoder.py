@@ -22,13 +22,7 @@ from numpy.typing import NDArray
 from fineweb_shards.errors import ExactnessError
 from fineweb_shards.texts import Ids, Texts, TokenLists
 from fineweb_shards.tokenizers.base import Engine, JoinedIds, Reference, is_failure, join_ids
-from fineweb_shards.tokenizers.cuts import (
-    CONTEXT_BYTES,
-    LONGEST_UNCUT_BYTES,
-    SeamMender,
-    cut_passages,
-    find_cut,
-)
+from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, LONGEST_UNCUT_BYTES, SeamMender, cut_passages, find_cut
 from fineweb_shards.tokenizers.fastokens_engine import FastokensEngine
 from fineweb_shards.tokenizers.gigatoken_engine import GigatokenEngine
 from fineweb_shards.tokenizers.references import load_token_bytes, make_reference

@@ -17,12 +17,7 @@ from fineweb_shards.texts import Ids, Texts
 from fineweb_shards.tokenizers.base import Engine, JoinedIds, join_ids
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.unicode_differences import UnicodeDifferences
-from fineweb_shards.tokenizers.vocabulary_files import (
-    BOUNDARY,
-    find_engine_file,
-    is_gpt2_text,
-    open_gpt2_ranks,
-)
+from fineweb_shards.tokenizers.vocabulary_files import BOUNDARY, find_engine_file, is_gpt2_text, open_gpt2_ranks
 from fineweb_shards.vocabulary import Vocabulary
 
 # Its cache of words grows without limit: by 13 MB in 50 MB of English, by 90 MB in 10 MB of random letters. So when the

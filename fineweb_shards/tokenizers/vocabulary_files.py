@@ -67,8 +67,7 @@ def parse_ranks(data: bytes, name: str) -> Ranks:
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise InputError(
-            f"{name}: there is no token for the byte 0x{missing[0]:02x}; not every text could be encoded.",
-            _AGAIN,
+            f"{name}: there is no token for the byte 0x{missing[0]:02x}; not every text could be encoded.", _AGAIN
         )
     return ranks
 

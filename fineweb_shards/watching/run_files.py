@@ -29,13 +29,7 @@ from typing import Any
 from fineweb_shards.events import Event
 from fineweb_shards.system.durable import write_quickly
 from fineweb_shards.system.json_values import check_moment, expect, get, make, parse_object
-from fineweb_shards.system.own_files import (
-    WORK_FOLDER,
-    ForeignFileError,
-    open_descriptor,
-    open_own,
-    read_file,
-)
+from fineweb_shards.system.own_files import WORK_FOLDER, ForeignFileError, open_descriptor, open_own, read_file
 from fineweb_shards.system.terminal import printable, safe_text
 from fineweb_shards.units import show_seconds
 

@@ -37,17 +37,7 @@ from fineweb_shards.stream.section import Section
 from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.own_files import ForeignFileError, open_own
 from fineweb_shards.system.retry import Disk
-from fineweb_shards.types import (
-    SPLITS,
-    Counts,
-    Cursors,
-    Placement,
-    Positions,
-    ShardRecord,
-    ShardSlice,
-    Split,
-    Taken,
-)
+from fineweb_shards.types import SPLITS, Counts, Cursors, Placement, Positions, ShardRecord, ShardSlice, Split, Taken
 
 # How many checkpoints may be sealed at once, beside the one being written. Hashing a file takes a core for a tenth of a
 # second; more would only lose more in a crash.

@@ -162,11 +162,7 @@ def test_help_has_every_setting_in_a_group() -> None:
         (["build", "--out", "o", "--input", "nowhere.txt"], 3, "nowhere.txt"),
         (["build", "--out", "o", "--shard-tokens", "many"], 2, "'many' is not a number"),
         (["build", "--out", "o", "--shard-tokens", "0"], 2, "at least 1"),
-        (
-            ["build", "--out", "o", "--engine", "magic"],
-            2,
-            "'magic' is not one of auto, gigatoken, fastokens, tiktoken",
-        ),
+        (["build", "--out", "o", "--engine", "magic"], 2, "'magic' is not one of auto, gigatoken, fastokens, tiktoken"),
         (["build", "--out", "o", "--layout", "magic"], 2, "no such layout"),
         (["build", "--out", "o", "--max-memory", "10MB"], 2, "too small"),
         (["build", "--out", "o", "--separator", ""], 2, "--separator"),

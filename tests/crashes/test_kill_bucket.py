@@ -123,13 +123,7 @@ def check_manifest(view: BucketView) -> None:
     ids=lambda value: value.layout if isinstance(value, Wanted) else "ceph" if value else "s3",
 )
 def test_a_kill_at_every_request(
-    bucket_environment: str,
-    door: Door,
-    builds: Builds,
-    tmp_path: Path,
-    wanted: Wanted,
-    is_ceph: bool,
-    tries: Tries,
+    bucket_environment: str, door: Door, builds: Builds, tmp_path: Path, wanted: Wanted, is_ceph: bool, tries: Tries
 ) -> None:
     """Before the server hears of it and before its answer: creating an upload, each part, completing it, the manifest,
     the lock, joining and deleting parts. By turns it is resumed here or on another machine."""

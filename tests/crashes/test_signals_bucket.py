@@ -50,13 +50,7 @@ def start(words: list[str]) -> subprocess.Popen[str]:
 @pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 @pytest.mark.parametrize("step", ["an upload", "the manifest", "the check in the end"])
 def test_ctrl_c_while_the_bucket_is_silent(
-    bucket_url: str,
-    door: Door,
-    tmp_path: Path,
-    source: Path,
-    expected: dict[str, bytes],
-    within: Measure,
-    step: str,
+    bucket_url: str, door: Door, tmp_path: Path, source: Path, expected: dict[str, bytes], within: Measure, step: str
 ) -> None:
     """It stops in seconds, whatever waits for an answer, and says how to go on; then the same bytes."""
     out, scratch = f"{bucket_url}/folder", tmp_path / "scratch"

@@ -284,8 +284,7 @@ def test_real_workers(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     tokens = np.array(
-        [reference.EOT, *reference.encode("many words"), *reference.encode(" many words") * 1_499_999, 220],
-        np.uint16,
+        [reference.EOT, *reference.encode("many words"), *reference.encode(" many words") * 1_499_999, 220], np.uint16
     )
     assert runs.shards_in(tmp_path / "long") == reference.shard_files(tokens, 100_000_000)
 
@@ -301,11 +300,7 @@ def test_from_the_hub(tmp_path: Path, kind: str) -> None:
     data = lines_of(rows) if kind == "rows" else table_of(rows)
     name = "data/train.jsonl" if kind == "rows" else "data/train-00000.parquet"
     with StandInHub([Repository("a/b", {name: data})]) as hub:
-        environment = {
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": str(tmp_path / "home"),
-            "NO_PROXY": "127.0.0.1",
-        }
+        environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"}
         done = forked.run_command(
             "build", "--dataset", "a/b", "--out", tmp_path / "out", "--where", WHERE,
             "--shard-tokens", "9k", "--batch-bytes", "20k", "--workers", "1", **environment,

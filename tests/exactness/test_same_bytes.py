@@ -239,10 +239,7 @@ def test_small_files_share_a_batch_and_a_resume_ends_with_the_same_cursors(
 ) -> None:
     """However many are in one batch: the reference's bytes, and from every shard on the same manifest."""
     folder, documents = small_files
-    out, settings = (
-        tmp_path / "out",
-        {"shard_tokens": 3000, "batch_bytes": batch_bytes, "separator": "<|endoftext|>"},
-    )
+    out, settings = (tmp_path / "out", {"shard_tokens": 3000, "batch_bytes": batch_bytes, "separator": "<|endoftext|>"})
     source = runs.job_of(out, folder, **settings).source
     sizes = [batch.size_bytes for batch in source.batches(runs.START)]
     assert len(sizes) < 2 + 300 / 128 + 4 * sum(sizes) / batch_bytes

@@ -267,10 +267,7 @@ def test_what_an_engine_would_get_wrong_is_not_left_to_it(
 @pytest.mark.parametrize(
     ("tokens", "sentence"),
     [
-        (
-            [{"id": 50258, "content": "<x>"}, {"id": 50257, "content": "<y>"}],
-            "but the tokenizers library gives it",
-        ),
+        ([{"id": 50258, "content": "<x>"}, {"id": 50257, "content": "<y>"}], "but the tokenizers library gives it"),
         ([{"id": 60000, "content": "</s>", "special": True}], "gives the added token '</s>' the id 60000"),
     ],
 )

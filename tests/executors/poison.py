@@ -71,10 +71,7 @@ class PoisonedSpec(WorkerSpec):
 
     def make_encoder(self) -> Encoder:
         return PoisonedEncoder(
-            PoisonedEngine(first=True),
-            TiktokenEngine(),
-            eot_first=self.shard_format.layout.eot_first,
-            seed=self.seed,
+            PoisonedEngine(first=True), TiktokenEngine(), eot_first=self.shard_format.layout.eot_first, seed=self.seed
         )
 
 

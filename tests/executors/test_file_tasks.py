@@ -111,8 +111,7 @@ class Simulation:
     workers=st.integers(1, 4),
     actions=st.lists(
         st.tuples(
-            st.sampled_from(["add", "give out", "answer", "kill", "send away", "answer", "give out"]),
-            st.integers(0, 3),
+            st.sampled_from(["add", "give out", "answer", "kill", "send away", "answer", "give out"]), st.integers(0, 3)
         ),
         max_size=100,
     ),

@@ -215,10 +215,7 @@ def test_a_build_with_poison_ends_with_its_own_exit_code(tmp_path: Path) -> None
     def drive() -> subprocess.CompletedProcess[str]:
         words = ["build", "--input", path, "--out", out, "--shard-tokens", "4000", "--batch-bytes", "5000"]
         return subprocess.run(
-            [sys.executable, DRIVER, *map(str, words), "--workers", "1"],
-            capture_output=True,
-            text=True,
-            check=False,
+            [sys.executable, DRIVER, *map(str, words), "--workers", "1"], capture_output=True, text=True, check=False
         )
 
     expected = reference.shard_files(reference.stream(HEALTHY), 4000)

@@ -207,12 +207,7 @@ def test_a_dataset_of_the_hub_is_the_reference(tmp_path: Path, cluster: RayClust
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_a_node_that_is_lost_costs_only_time(
-    tmp_path: Path,
-    driver: RayDriver,
-    cluster: RayCluster,
-    many: Path,
-    expected: dict[str, bytes],
-    tries: Tries,
+    tmp_path: Path, driver: RayDriver, cluster: RayCluster, many: Path, expected: dict[str, bytes], tries: Tries
 ) -> None:
     """A node is killed at a random moment of a run: same bytes, and nothing stays in the object stores."""
     for number in tries(2, 20):
@@ -230,12 +225,7 @@ def test_a_node_that_is_lost_costs_only_time(
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 def test_workers_that_are_killed_cost_only_time(
-    tmp_path: Path,
-    driver: RayDriver,
-    cluster: RayCluster,
-    many: Path,
-    expected: dict[str, bytes],
-    tries: Tries,
+    tmp_path: Path, driver: RayDriver, cluster: RayCluster, many: Path, expected: dict[str, bytes], tries: Tries
 ) -> None:
     """All processes with a task are killed at random moments of a run: same bytes."""
     for number in tries(1, 10):
@@ -385,12 +375,7 @@ def test_poison_is_narrowed_down_to_its_document(tmp_path: Path, cluster: RayClu
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_cluster_of_its_own_goes_with_the_run(
-    tmp_path: Path,
-    many: Path,
-    expected: dict[str, bytes],
-    number: signal.Signals,
-    within: Measure,
-    soak: bool,
+    tmp_path: Path, many: Path, expected: dict[str, bytes], number: signal.Signals, within: Measure, soak: bool
 ) -> None:
     """A run that starts Ray on this machine leaves no process behind, whether it is stopped or killed, and no file in
     the home folder: a token there would switch authentication on in the next `ray start --head`. It stops with the

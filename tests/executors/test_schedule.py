@@ -20,14 +20,7 @@ from fineweb_shards.executors import schedule as schedule_module
 from fineweb_shards.executors import task as task_module
 from fineweb_shards.executors.messages import WorkOrder, WriteOrder
 from fineweb_shards.executors.schedule import Schedule
-from fineweb_shards.executors.task import (
-    MAXIMUM_DEATHS,
-    MAXIMUM_KILLS,
-    MAXIMUM_LOSSES,
-    Death,
-    DeathKind,
-    Task,
-)
+from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS, MAXIMUM_LOSSES, Death, DeathKind, Task
 from fineweb_shards.stream.section import NO_POSITIONS
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, HeldTokens, Placement, Quarantined
 

@@ -52,17 +52,9 @@ def build(out: Path, path: Path, wanted: Wanted, workers: int = 1, **settings: o
     job = runs.job_of(out, path, batch_bytes=2048, engine="tiktoken", **wanted.settings(), **settings)
     progress = Progress(EventLog(job.folder))
     spec = hostile.HostileSpec(
-        job.source,
-        job.engine.name,
-        job.config.seed,
-        job.output.shard_format,
-        job.output.store,
-        job.config.max_outage,
+        job.source, job.engine.name, job.config.seed, job.output.shard_format, job.output.store, job.config.max_outage
     )
-    with (
-        FolderLock(job.folder),
-        LocalExecutor(spec, workers, 10**6, MemoryGuard(2**40), observer=progress) as executor,
-    ):
+    with FolderLock(job.folder), LocalExecutor(spec, workers, 10**6, MemoryGuard(2**40), observer=progress) as executor:
         return run(job, open_manifest(job, same_source=False), executor, progress)
 
 
@@ -142,13 +134,7 @@ def test_a_disk_that_is_full_for_a_while_at_every_write(
     "number", [0, pytest.param(2, marks=pytest.mark.soak)], ids=[LAYOUTS[0].layout, LAYOUTS[2].layout]
 )
 def test_a_disk_that_fails_for_good_at_any_write(
-    tmp_path: Path,
-    path: Path,
-    number: int,
-    fault: str,
-    tries: Tries,
-    soak: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, path: Path, number: int, fault: str, tries: Tries, soak: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run ends with exit code 5, no file with a name is torn, and a resume has the same bytes."""
     wanted = LAYOUTS[number]

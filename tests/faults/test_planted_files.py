@@ -231,11 +231,7 @@ def links_in(folder: Path) -> set[Path]:
 
 # What may become of a link to a file of the right content; everywhere else it is refused. A shard of an earlier run,
 # and whatever is only read, may be a link: the hub's cache is made of links.
-READ = {
-    "resume": {"edufineweb_val_#.npy"},
-    "resume of one file": {"val.bin"},
-    "resume of a named file": {"val.bin"},
-}
+READ = {"resume": {"edufineweb_val_#.npy"}, "resume of one file": {"val.bin"}, "resume of a named file": {"val.bin"}}
 
 
 @pytest.mark.full(but=["dangling link"])

@@ -81,23 +81,7 @@ def test_bad_lines_are_named_or_skipped(tmp_path: Path, line: bytes, sentence: s
     assert manifest.totals["bad_parts"] == 1
 
 
-ATOMS = [
-    "{",
-    "}",
-    "[",
-    "]",
-    ":",
-    ",",
-    '"',
-    "\\",
-    "\\u00e9",
-    "\\ud83d",
-    "\\ude00",
-    "\\/",
-    '"text"',
-    '"id"',
-    '"a"',
-]
+ATOMS = ["{", "}", "[", "]", ":", ",", '"', "\\", "\\u00e9", "\\ud83d", "\\ude00", "\\/", '"text"', '"id"', '"a"']
 ATOMS += ['"text"', '"id"', "null", "true", "NaN", "-Infinity", "1e999", "-0", "01", "9" * 30]
 ATOMS += [" ", "\t", "\0", "\x7f", "\ufeff", "\u2028", "é"]
 VALUES = ["null", "7", "1.5", "NaN", "[]", '{"text": "x"}', "9" * 30]

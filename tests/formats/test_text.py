@@ -43,18 +43,7 @@ def tokens_of(path: Path, out: Path, **settings: object) -> np.ndarray:
 @pytest.mark.parametrize("batch_bytes", [1024, 3000])
 def test_documents_are_what_stands_between_separators(tmp_path: Path, separator: str, batch_bytes: int) -> None:
     """Over thousands of bytes of adjoining, overlapping and missing separators."""
-    pieces = [
-        "one two",
-        "",
-        "three\nfour",
-        "--",
-        "-----",
-        "aXaXa",
-        "\n",
-        "\n\n\n",
-        "x" * 3000,
-        "<|endoftext|>",
-    ]
+    pieces = ["one two", "", "three\nfour", "--", "-----", "aXaXa", "\n", "\n\n\n", "x" * 3000, "<|endoftext|>"]
     pieces += ["word " * 700, "\r\n\r\n", "five\r\nsix", "的一是不了" * 500, " "]
     text = "".join(f"{piece}{pieces[i * 7 % len(pieces)]}{i}" for i, piece in enumerate(pieces * 4))
     path = tmp_path / "input.txt"

@@ -100,11 +100,7 @@ def test_bad_bytes_of_a_text_are_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "data", "text_bytes"),
-    [
-        ("a.txt", b"Caf\xe9\r\nx", 6),
-        ("a.csv", b"text\nCaf\xe9\n", 4),
-        ("a.jsonl", b'{"text": "Caf\xe9"}\n', 6),
-    ],
+    [("a.txt", b"Caf\xe9\r\nx", 6), ("a.csv", b"text\nCaf\xe9\n", 4), ("a.jsonl", b'{"text": "Caf\xe9"}\n', 6)],
 )
 def test_text_bytes_of_replaced_characters(tmp_path: Path, name: str, data: bytes, text_bytes: int) -> None:
     """As docs/reference.md says: those of the file; in JSON lines those of U+FFFD."""

@@ -22,16 +22,7 @@ BATCHES = [1024, 1500, 10**6]
 DASHES = "-" * LIMIT
 PROSE = "some words and others, " * 70
 # Each can be encoded under both rules.
-DOCUMENTS = [
-    "one",
-    DASHES,
-    PROSE,
-    "的一是，" * 150,
-    f"{'=' * 900} a b {'=' * 900}",
-    "x" * 1999,
-    "",
-    "last one",
-]
+DOCUMENTS = ["one", DASHES, PROSE, "的一是，" * 150, f"{'=' * 900} a b {'=' * 900}", "x" * 1999, "", "last one"]
 LONG_PROSE = f"{PROSE * 9}end"
 WRITERS = {
     "text": lambda path, documents: write_text(path / "a.txt", documents),
@@ -195,10 +186,7 @@ def test_every_place_to_cut_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for before in range(2800, 4300):
         text = "-" * before + "a b" + "=" * 7500
         found = ranges_of(text, "blank")
-        assert [(part.end, part.ends_mid_document) for part in found] == [
-            (before + 1, True),
-            (len(text), False),
-        ]
+        assert [(part.end, part.ends_mid_document) for part in found] == [(before + 1, True), (len(text), False)]
         assert not any(part.is_uncut for part in found)
 
 

@@ -24,16 +24,7 @@ from hypothesis import strategies as st
 
 from fineweb_shards.errors import BadFileError, UsageError
 from fineweb_shards.formats.row_filter import RowFilter
-from fineweb_shards.formats.where import (
-    MOST_CHARACTERS,
-    AllOf,
-    AnyOf,
-    Compare,
-    Condition,
-    IsNull,
-    Not,
-    parse_where,
-)
+from fineweb_shards.formats.where import MOST_CHARACTERS, AllOf, AnyOf, Compare, Condition, IsNull, Not, parse_where
 from tests.support import inline, reference, runs
 from tests.support.promises import Tries
 
@@ -213,10 +204,7 @@ def test_rows_pass_as_in_plain_python(condition: Condition, rows: list[dict[str,
         assert chosen.find_wrong_value(row) is None
     passes, counts = chosen.select_values([tuple(row[name] for name in where.columns) for row in rows])
     assert passes == [answer is True for answer in answers]
-    assert (counts.filtered_documents, counts.unknown_documents) == (
-        answers.count(False),
-        answers.count(None),
-    )
+    assert (counts.filtered_documents, counts.unknown_documents) == (answers.count(False), answers.count(None))
     doubles = [{**row, "n": None if row["n"] is None else float(row["n"])} for row in rows]
     answers = [holds(condition, row) for row in doubles]
     kinds = {"n": pa.float64(), "i": pa.int64(), "t": pa.string(), "b": pa.bool_()}
@@ -272,11 +260,7 @@ def test_columns_of_every_type(tmp_path: Path, column: pa.Array, where: str, kep
     ("where", "told", "hint"),
     [
         ("scroe > 3", "there is no column 'scroe'; the columns are: text, score", "Did you mean score?"),
-        (
-            "score > '3'",
-            "column 'score' holds int64; --where compares it with a text.",
-            "numbers without quotes",
-        ),
+        ("score > '3'", "column 'score' holds int64; --where compares it with a text.", "numbers without quotes"),
         ("text > 3", "column 'text' holds string; --where compares it with a number.", "texts in quotes"),
         ("score", "column 'score' holds int64; --where compares it with true or false.", ""),
         ("meta is null", "column 'meta' holds struct<x: int64>, which --where can't look into.", ""),
@@ -308,12 +292,7 @@ def test_parquet_columns_that_do_not_fit(tmp_path: Path, where: str, told: str, 
 def test_json_values_that_do_not_fit(tmp_path: Path, row: dict[str, Any], told: str) -> None:
     """A value of another kind is a bad line: named with its place, or left out and counted."""
     path = tmp_path / "a.jsonl"
-    rows = [
-        {"text": "one", "score": 4},
-        {"text": "two", **row},
-        {"text": "three", "score": 5},
-        {"text": "four"},
-    ]
+    rows = [{"text": "one", "score": 4}, {"text": "two", **row}, {"text": "three", "score": 5}, {"text": "four"}]
     path.write_text("".join(json.dumps(one) + "\n" for one in rows))
     words = ["build", path, "--out", tmp_path / "out", "--where", "score > 3", "--shard-tokens", "100M"]
     done = inline.run_command(*words)
@@ -351,10 +330,7 @@ def test_a_json_line_that_is_left_out_is_not_looked_at(
         with pytest.raises(BadFileError, match=f"the line at byte {path.stat().st_size}"):
             runs.encode_inline(later, where="n = 1", **settings)
         source = runs.job_of(tmp_path / "out", later, where="n = 1", **settings).source
-        with (
-            contextlib.closing(source),
-            contextlib.closing(source.batches(runs.START)) as batches,
-        ):
+        with contextlib.closing(source), contextlib.closing(source.batches(runs.START)) as batches:
             chunk = next(source.chunks(next(batches)))
         assert (len(chunk.documents), chunk.counts.filtered_documents) == (2, 1)
     else:

@@ -183,10 +183,7 @@ def test_an_index_is_added_and_stays(tmp_path: Path, layout: str) -> None:
     again where it is lost. A file of others in its place is never replaced."""
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 13)
     out = tmp_path / "out"
-    without, with_index = (
-        Wanted(layout, 2000, val_tokens=3100),
-        Wanted(layout, 2000, val_tokens=3100, index=True),
-    )
+    without, with_index = (Wanted(layout, 2000, val_tokens=3100), Wanted(layout, 2000, val_tokens=3100, index=True))
     expected = layout_reference.files(DOCUMENTS, with_index)
     runs.build_inline(out, path, **without.settings())
     index = next(name for name in expected if name.startswith("index/"))

@@ -34,26 +34,14 @@ def encoded() -> list[list[int]]:
 
 
 def build(folder: Path, out: Path, layout: str) -> int:
-    flags = [
-        "--tokenizer",
-        str(folder / "ranks.tiktoken"),
-        "--pattern",
-        vocabularies.LLAMA3,
-        "--eot",
-        str(EOT),
-    ]
+    flags = ["--tokenizer", str(folder / "ranks.tiktoken"), "--pattern", vocabularies.LLAMA3, "--eot", str(EOT)]
     sizes = ["--shard-tokens", "4000", "--index"]
     return inline.run_command("build", folder / "a.jsonl", *flags, "--layout", layout, *sizes, "--out", out).returncode
 
 
 @pytest.mark.full(but=["datatrove-None"])
 @pytest.mark.parametrize(
-    ("layout", "header"),
-    [
-        ("llm.c", (20240801, 7)),
-        ("automodel", (278895051, 1)),
-        ("datatrove", None),
-    ],
+    ("layout", "header"), [("llm.c", (20240801, 7)), ("automodel", (278895051, 1)), ("datatrove", None)]
 )
 def test_every_reader_gets_four_bytes(
     folder: Path, encoded: list[list[int]], tmp_path: Path, layout: str, header: tuple[int, int] | None

@@ -421,11 +421,7 @@ class Rehearsal(FakeClock):
 @pytest.mark.full
 @pytest.mark.parametrize("layout", ["build-nanogpt", "nanogpt"])
 def test_a_build_into_a_bucket_is_followed(
-    built: Callable[[str], Path],
-    bucket_url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    layout: str,
+    built: Callable[[str], Path], bucket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     """Its shards are given as they come, also those of one file that grows, which are parts."""
     build = Rehearsal(built(layout), f"{bucket_url}/out")
@@ -441,11 +437,7 @@ def test_a_build_into_a_bucket_is_followed(
 
 @pytest.mark.full
 def test_a_build_that_ends_while_it_is_followed(
-    built: Callable[[str], Path],
-    bucket_url: str,
-    door: Door,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    built: Callable[[str], Path], bucket_url: str, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parts of its file are joined when one of them is asked for, and the training goes on."""
     build = Rehearsal(built("nanogpt"), f"{bucket_url}/out")

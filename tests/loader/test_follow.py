@@ -70,11 +70,7 @@ def training_stream(layout: str, documents: list[str]) -> tuple[Ids, bool]:
 
 
 def expected_rows(
-    layout: str,
-    lengths: list[int],
-    epoch: int,
-    settings: dict[str, Any],
-    documents: list[str] = DOCUMENTS,
+    layout: str, lengths: list[int], epoch: int, settings: dict[str, Any], documents: list[str] = DOCUMENTS
 ) -> list[Ids]:
     stream, mid_document = training_stream(layout, documents)
     ends = [0, *itertools.accumulate(lengths)]
@@ -192,9 +188,7 @@ def test_the_order_is_that_of_the_shards(
         assert [loader.count_batches(epoch) for loader in loaders] == [len(expected[0])] * 2
 
 
-def test_without_a_seed_the_batches_are_those_of_the_finished_folder(
-    rehearse: Callable[[str], Rehearsal],
-) -> None:
+def test_without_a_seed_the_batches_are_those_of_the_finished_folder(rehearse: Callable[[str], Rehearsal]) -> None:
     """DataLoaderLite's order, which test_shard_loader.py checks; and one who follows late sees the same."""
     build = rehearse("build-nanogpt")
     loaders = [loader_of(build.folder, rank, 2, follow=True) for rank in range(2)]

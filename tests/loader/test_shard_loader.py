@@ -140,15 +140,7 @@ def test_all_ranks_have_the_same_number_of_batches(tmp_path: Path, ranks: int, s
     """So that a loop over an epoch ends on all of them; it is what the rank with the fewest has."""
     write_shards(tmp_path / "some", [2000, 937, 1500, 430, 300, 40, 1])
     loaders = [
-        ShardLoader(
-            tmp_path / "some",
-            batch_size=2,
-            seq_len=16,
-            rank=r,
-            world_size=ranks,
-            seed=seed,
-            framework="numpy",
-        )
+        ShardLoader(tmp_path / "some", batch_size=2, seq_len=16, rank=r, world_size=ranks, seed=seed, framework="numpy")
         for r in range(ranks)
     ]
     (number,) = {len(loader) for loader in loaders}
@@ -289,13 +281,7 @@ def test_a_shuffle_gives_every_window_once(tmp_path: Path) -> None:
     for seed in (1, 2):
         loaders = [
             ShardLoader(
-                tmp_path / "some",
-                batch_size=2,
-                seq_len=16,
-                rank=rank,
-                world_size=3,
-                seed=seed,
-                framework="numpy",
+                tmp_path / "some", batch_size=2, seq_len=16, rank=rank, world_size=3, seed=seed, framework="numpy"
             )
             for rank in range(3)
         ]

@@ -27,12 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     path = write_jsonl(folder / "a.jsonl", DOCUMENTS)
     for layout in LAYOUTS:
         runs.build_inline(
-            folder / layout,
-            path,
-            layout=layout,
-            shard_tokens=1500,
-            val_tokens=1500,
-            index=layout == LAYOUTS[0],
+            folder / layout, path, layout=layout, shard_tokens=1500, val_tokens=1500, index=layout == LAYOUTS[0]
         )
     return {layout: folder / layout for layout in LAYOUTS}
 
@@ -131,10 +126,7 @@ def test_inspect_says_what_it_says_of_the_folder(
     name = max(n for n in runs.outputs_in(folder) if "train" in n and n.endswith((".npy", ".bin")) and "/" not in n)
     for flags in (["--json"], [], ["--document", "3", "--json"], ["--random", "--seed", "2", "--json"],
                   ["--grep", word, "--json"]):  # fmt: skip
-        here, there = (
-            inline.run_command("inspect", folder, *flags),
-            inline.run_command("inspect", url, *flags),
-        )
+        here, there = (inline.run_command("inspect", folder, *flags), inline.run_command("inspect", url, *flags))
         assert there.returncode == here.returncode == 0, there.stderr
         assert there.stdout == here.stdout
     file_here, file_there = (inline.run_command("inspect", f"{place}/{name}") for place in (folder, url))

@@ -10,13 +10,7 @@ import pytest
 
 from fineweb_shards.errors import InputError
 from fineweb_shards.loader import ShardLoader
-from fineweb_shards.reading.token_file import (
-    has_eot_first,
-    open_files_in,
-    open_folder,
-    open_token_file,
-    token_names,
-)
+from fineweb_shards.reading.token_file import has_eot_first, open_files_in, open_folder, open_token_file, token_names
 from tests.support import runs
 from tests.support.documents import make_documents
 from tests.support.inputs import write_jsonl

@@ -22,13 +22,7 @@ from tests.support.documents import make_documents
 from tests.support.inputs import write_jsonl
 from tests.support.layout_reference import Wanted
 
-DOCUMENTS = [
-    *make_documents(60, seed=88),
-    "needle in a haystack",
-    "x" * 3000 + "needle",
-    "",
-    "last needle, needle",
-]
+DOCUMENTS = [*make_documents(60, seed=88), "needle in a haystack", "x" * 3000 + "needle", "", "last needle, needle"]
 
 
 @pytest.fixture(scope="module")
@@ -234,12 +228,7 @@ def test_a_pipe_that_is_closed_early(made: dict[str, Path]) -> None:
 
 def test_nothing_from_a_document_reaches_the_terminal_raw(tmp_path: Path) -> None:
     """Escapes, bidi marks and control characters in documents and names become a dot."""
-    payloads = [
-        "\x1b[31mred\x1b[0m needle",
-        "needle \u202egnirts",
-        "a\x07\x08\r needle\x9b2J",
-        "\x1b]0;t\x07 needle",
-    ]
+    payloads = ["\x1b[31mred\x1b[0m needle", "needle \u202egnirts", "a\x07\x08\r needle\x9b2J", "\x1b]0;t\x07 needle"]
     path = write_jsonl(tmp_path / "a.jsonl", payloads)
     runs.build_inline(tmp_path / "out", path, layout="nanogpt", val_tokens=0)
     outputs = [inline.run_command("inspect", tmp_path / "out", "--document", str(i)).stdout for i in range(4)]

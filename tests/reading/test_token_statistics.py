@@ -58,14 +58,7 @@ def test_adding_does_not_depend_on_the_order_of_adding(parts: list[list[int]]) -
     a, b, c = (count_tokens(np.array(part, np.uint16), GPT2) for part in parts)
 
     def values(one: TokenStatistics) -> tuple[object, ...]:
-        return (
-            one.tokens,
-            one.boundaries,
-            one.head_tokens,
-            one.tail_tokens,
-            one.lengths.tolist(),
-            one.longest,
-        )
+        return (one.tokens, one.boundaries, one.head_tokens, one.tail_tokens, one.lengths.tolist(), one.longest)
 
     nothing = empty_statistics(GPT2)
     assert values((a + b) + c) == values(a + (b + c))

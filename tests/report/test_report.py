@@ -21,12 +21,7 @@ from fineweb_shards.events import Event
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.reading import statistics as shard_statistics
-from fineweb_shards.reading.statistics import (
-    bucket_range,
-    count_sample,
-    spell,
-    take_samples,
-)
+from fineweb_shards.reading.statistics import bucket_range, count_sample, spell, take_samples
 from fineweb_shards.report import facts
 from fineweb_shards.report.charts import round_steps
 from fineweb_shards.report.contents import count_left_out
@@ -378,15 +373,7 @@ def test_the_page_stays_small(tmp_path: Path) -> None:
     """Below 1 MB with 13,000 shards, three days of history and all the faults that are kept."""
     (tmp_path / WORK_FOLDER).mkdir()
     record = ShardRecord(
-        "edufineweb_train_000001.npy",
-        "train",
-        0,
-        10**8,
-        10**5,
-        2 * 10**8 + 128,
-        "a" * 64,
-        (Cursor(0, 1),),
-        Counts(),
+        "edufineweb_train_000001.npy", "train", 0, 10**8, 10**5, 2 * 10**8 + 128, "a" * 64, (Cursor(0, 1),), Counts()
     )
     names = ["edufineweb_val_000000.npy", *(f"edufineweb_train_{i:06d}.npy" for i in range(1, 13_000))]
     shards = tuple(

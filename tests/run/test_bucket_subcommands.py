@@ -119,16 +119,7 @@ def test_a_store_that_ignores_conditions_is_said(bucket_url: str, door: Door, tm
 def test_an_export_between_buckets_is_resumed(made: Path, bucket_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an interruption in the middle, with the same bytes."""
     upload_folder(made, f"{bucket_url}/a")
-    words = [
-        "export",
-        f"{bucket_url}/a",
-        "--out",
-        f"{bucket_url}/b",
-        "--layout",
-        "nanogpt",
-        "--val-tokens",
-        "1500",
-    ]
+    words = ["export", f"{bucket_url}/a", "--out", f"{bucket_url}/b", "--layout", "nanogpt", "--val-tokens", "1500"]
     blocks, seen = export_module._blocks, 0
 
     def breaking(*arguments: Any, **settings: Any) -> Any:

@@ -19,13 +19,7 @@ import pytest
 
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.run import build
-from fineweb_shards.run.output_text import (
-    expect_files,
-    output_notes,
-    output_warnings,
-    reader_warnings,
-    stray_warnings,
-)
+from fineweb_shards.run.output_text import expect_files, output_notes, output_warnings, reader_warnings, stray_warnings
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.shard_files import list_files
@@ -105,12 +99,7 @@ def test_a_reader_that_needs_no_validation_gets_no_warning(source: Path, tmp_pat
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "split_rule",
-    [
-        SplitRule(),
-        SplitRule(val_tokens=1500),
-        SplitRule(val_documents=12),
-        SplitRule(val_ratio=Fraction(1, 8)),
-    ],
+    [SplitRule(), SplitRule(val_tokens=1500), SplitRule(val_documents=12), SplitRule(val_ratio=Fraction(1, 8))],
 )
 @pytest.mark.parametrize("shard_tokens", [700, 10**6])
 def test_what_is_expected_is_what_comes(
@@ -220,12 +209,7 @@ def check_rebuilt(done: subprocess.CompletedProcess[str], out: Path, tokens: int
 @pytest.mark.full(but=["jsonl-words0-True", "parquet-words2-False"])
 @pytest.mark.parametrize(
     ("form", "words", "is_certain"),
-    [
-        ("jsonl", [], True),
-        ("token_count", [], True),
-        ("parquet", [], False),
-        ("parquet", ["--max-tokens", "9k"], True),
-    ],
+    [("jsonl", [], True), ("token_count", [], True), ("parquet", [], False), ("parquet", ["--max-tokens", "9k"], True)],
 )
 def test_an_input_of_at_most_one_shard_stops_with_the_command_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, words: list[str], is_certain: bool

@@ -21,15 +21,7 @@ from tests.support.inputs import write_parquet
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in (
-        "b.txt",
-        "a.jsonl",
-        "sub/c.txt.gz",
-        "sub/.hidden.txt",
-        ".git/x.txt",
-        "notes.pdf",
-        "z.parquet",
-    ):
+    for name in ("b.txt", "a.jsonl", "sub/c.txt.gz", "sub/.hidden.txt", ".git/x.txt", "notes.pdf", "z.parquet"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(name.encode())

@@ -57,12 +57,7 @@ def test_what_is_no_address_is_refused_with_the_next_step(url: str, words: str) 
 
 def test_other_names_of_a_store_are_known() -> None:
     """Hadoop's and Azure's names lead to ours."""
-    for url, ours in (
-        ("s3a://b/x", "s3://"),
-        ("abfss://b/x", "az://"),
-        ("gcs://b", "gs://"),
-        ("ss3://b", "s3://"),
-    ):
+    for url, ours in (("s3a://b/x", "s3://"), ("abfss://b/x", "az://"), ("gcs://b", "gs://"), ("ss3://b", "s3://")):
         with pytest.raises(UsageError) as caught:
             BucketAddress.parse(url)
         assert f"Did you mean {ours}?" in caught.value.hint
@@ -94,12 +89,7 @@ def test_a_path_is_no_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("s3:/bucket/folder", "s3://bucket/folder"),
-        ("S3:bucket", "s3://bucket"),
-        ("gcs:/b", "gs://b"),
-    ],
+    ("text", "meant"), [("s3:/bucket/folder", "s3://bucket/folder"), ("S3:bucket", "s3://bucket"), ("gcs:/b", "gs://b")]
 )
 def test_what_is_nearly_an_address_is_no_path(text: str, meant: str) -> None:
     """It would become a folder on this machine, and nobody would notice until the training."""

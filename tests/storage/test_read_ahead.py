@@ -13,13 +13,7 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.storage import streams
-from fineweb_shards.storage.streams import (
-    DamagedStreamError,
-    FastGzipUnpacker,
-    GzipUnpacker,
-    ReadAhead,
-    Unpacker,
-)
+from fineweb_shards.storage.streams import DamagedStreamError, FastGzipUnpacker, GzipUnpacker, ReadAhead, Unpacker
 from tests.support.documents import make_documents
 
 TEXT = "\n".join(make_documents(300, seed=81)).encode("utf-8", "replace")

@@ -27,8 +27,7 @@ def begin(out: Path, **settings: object) -> Config:
     config = replace(Config(out=str(out)), **settings)  # type: ignore[arg-type]
     (out / ".fineweb-shards").mkdir(parents=True, exist_ok=True)
     save_manifest(
-        runs.manifest_of(config.fingerprint(), [], commit="c0ffee" if config.dataset else None),
-        FolderStore(out),
+        runs.manifest_of(config.fingerprint(), [], commit="c0ffee" if config.dataset else None), FolderStore(out)
     )
     return config
 

@@ -78,13 +78,7 @@ def build(out: str, source: Path, scratch: Path) -> Callable[..., object]:
         return runs.build_inline(
             out,
             source,
-            **{
-                "engine": "tiktoken",
-                "max_outage": 20,
-                **wanted.settings(),
-                "scratch": str(scratch),
-                **settings,
-            },
+            **{"engine": "tiktoken", "max_outage": 20, **wanted.settings(), "scratch": str(scratch), **settings},
         )
 
     return call
@@ -100,8 +94,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize(
-    "wanted",
-    [pytest.param(one, marks=[] if one in QUICK else pytest.mark.soak, id=one.layout) for one in LAYOUTS],
+    "wanted", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.soak, id=one.layout) for one in LAYOUTS]
 )
 def test_every_layout_has_the_bytes_of_the_reference(
     build: Callable[..., object], view: BucketView, door: Door, scratch: Path, wanted: Wanted
@@ -378,12 +371,7 @@ def test_a_full_scratch_folder_is_waited_for(
 @pytest.mark.promise("a bucket never shows half a shard; only one writer wins")
 @pytest.mark.soak
 def test_a_worker_that_waits_for_the_bucket_is_not_stuck(
-    bucket_url: str,
-    door: Door,
-    view: BucketView,
-    source: Path,
-    scratch: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bucket_url: str, door: Door, view: BucketView, source: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watchdog ends workers that do nothing, and waiting in an upload is told."""
     monkeypatch.setattr(pool, "STUCK_SECONDS", 6.0)

@@ -91,14 +91,7 @@ def test_what_the_manifest_lists_goes_whatever_its_layout(tmp_path: Path, old: s
     """Sidecars and their folder included; foreign files of all kinds of names stay."""
     out = make_folder(tmp_path, layout=old, index=True)
     listed = [path for path in [*out.iterdir(), *(out / "index").iterdir()] if path.is_file()]
-    foreign = [
-        "notes.txt",
-        "train_gpt2.py",
-        "manifest.json.bak",
-        "my.idx",
-        "part-0-00000.npy",
-        "mine.ds.index",
-    ]
+    foreign = ["notes.txt", "train_gpt2.py", "manifest.json.bak", "my.idx", "part-0-00000.npy", "mine.ds.index"]
     foreign += ["edu_fineweb_train_000099.bin", "train_shard_9999.bin"] if old != "llm.c" else []
     for name in foreign:
         (out / name).write_text("precious")

@@ -101,18 +101,7 @@ def test_a_changed_setting_is_refused_by_name(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        '{"format": 2}',
-        "null",
-        '{"format": 2, "shards": 3}',
-        "\ud800",
-        "[" * 10**5,
-        "1" * 10**4,
-    ],
+    "text", ["", "{", "[]", '{"format": 2}', "null", '{"format": 2, "shards": 3}', "\ud800", "[" * 10**5, "1" * 10**4]
 )
 def test_a_damaged_manifest_is_told(folder: Path, text: str) -> None:
     """Garbage is no traceback; a run has been here, so it is ours."""
@@ -146,11 +135,7 @@ def make_unfinished(folder: Path) -> Manifest:
     names = ["edufineweb_val_000000.npy", "edufineweb_train_000001.npy", "edufineweb_train_000002.npy"]
     records = tuple(
         dataclasses.replace(
-            RECORD,
-            name=name,
-            split="train" if i else "val",
-            sha256=f"{i}a" * 32,
-            end=(Cursor(i, 3 + i, 7 * i),),
+            RECORD, name=name, split="train" if i else "val", sha256=f"{i}a" * 32, end=(Cursor(i, 3 + i, 7 * i),)
         )
         for i, name in enumerate(names)
     )

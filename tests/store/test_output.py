@@ -61,10 +61,7 @@ def numpy_bytes(tokens: np.ndarray) -> bytes:
 
 @contextlib.contextmanager
 def output_of(
-    folder: Path,
-    shard_tokens: int,
-    plane: type[InProcessPlane] = InProcessPlane,
-    layout: str = "build-nanogpt",
+    folder: Path, shard_tokens: int, plane: type[InProcessPlane] = InProcessPlane, layout: str = "build-nanogpt"
 ) -> Iterator[Output]:
     """An output without workers."""
     disk = Disk(folder, 0, Observer())

@@ -34,26 +34,12 @@ def test_a_run_cut_at_seams_is_the_run() -> None:
     text = "a" * 101
     parts = [text[:40], text[40:61], text[61:62], text[62:]]
     blocks = [
+        encoded(parts[0], eot=True, start=Cursor(0, 0), end=Cursor(0, 40, starts_mid_document=True), ends_at_seam=True),
         encoded(
-            parts[0],
-            eot=True,
-            start=Cursor(0, 0),
-            end=Cursor(0, 40, starts_mid_document=True),
-            ends_at_seam=True,
+            parts[1], start=None, end=Cursor(0, 61, starts_mid_document=True), starts_at_seam=True, ends_at_seam=True
         ),
         encoded(
-            parts[1],
-            start=None,
-            end=Cursor(0, 61, starts_mid_document=True),
-            starts_at_seam=True,
-            ends_at_seam=True,
-        ),
-        encoded(
-            parts[2],
-            start=None,
-            end=Cursor(0, 62, starts_mid_document=True),
-            starts_at_seam=True,
-            ends_at_seam=True,
+            parts[2], start=None, end=Cursor(0, 62, starts_mid_document=True), starts_at_seam=True, ends_at_seam=True
         ),
         encoded(parts[3], start=None, end=Cursor(0, 101), starts_at_seam=True),
     ]

@@ -5,16 +5,7 @@ from __future__ import annotations
 import random
 
 _SYLLABLES = ["ta", "ri", "mo", "len", "ska", "pro", "the", "ing", "er", "con", "ver", "Al", "un", "st"]
-_OTHERS = [
-    "你好世界",
-    "これは日本語です",
-    "Привет мир",
-    "مرحبا",
-    "สวัสดีชาวโลก",
-    "🙂👩‍👩‍👧",
-    "naïve café",
-    "e\u0301",
-]
+_OTHERS = ["你好世界", "これは日本語です", "Привет мир", "مرحبا", "สวัสดีชาวโลก", "🙂👩‍👩‍👧", "naïve café", "e\u0301"]
 HOSTILE = [
     "",
     " ",

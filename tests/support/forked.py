@@ -53,11 +53,7 @@ def run_command(*words: object, **environment: Any) -> subprocess.CompletedProce
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder) / name for name in ("output", "errors")]
         order = {"words": arguments, "environment": {**os.environ, **environment}}
-        print(
-            json.dumps({**order, "output": str(said[0]), "errors": str(said[1])}),
-            file=process.stdin,
-            flush=True,
-        )
+        print(json.dumps({**order, "output": str(said[0]), "errors": str(said[1])}), file=process.stdin, flush=True)
         code = int(process.stdout.readline())
         output, errors = (path.read_text() for path in said)
     return subprocess.CompletedProcess(arguments, code, output, errors)

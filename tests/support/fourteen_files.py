@@ -62,11 +62,7 @@ def sample_files(rows: int = 1, files: int = FILES) -> dict[str, bytes]:
 def sample_repository(rows: int = 1, files: int = FILES, token: str | None = None) -> Repository:
     """The sample; with a token it is private."""
     return Repository(
-        REPO,
-        sample_files(rows, files),
-        commit=FINEWEB_EDU_COMMIT,
-        access="private" if token else "public",
-        token=token,
+        REPO, sample_files(rows, files), commit=FINEWEB_EDU_COMMIT, access="private" if token else "public", token=token
     )
 
 
@@ -78,12 +74,7 @@ def expected_shards(files: int = FILES) -> dict[str, bytes]:
 
 
 def environment(hub: StandInHub, home: Path, **more: str) -> dict[str, Any]:
-    return {
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HOME": str(home),
-        "NO_PROXY": "127.0.0.1,localhost",
-        **more,
-    }
+    return {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost", **more}
 
 
 def build(hub: StandInHub, home: Path, out: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:

@@ -144,11 +144,7 @@ def shard_files(layout: str, split: str, number: int, tokens: list[int]) -> dict
         name = f"{split}_{number:05d}.ds"
         ends = document_ends(tokens)
         metadata = f"gpt2|2\n{len(tokens)}\n{metric(len(tokens))}T".encode()
-        return {
-            name: raw(tokens),
-            f"{name}.index": struct.pack(f"<{len(ends)}Q", *ends),
-            f"{name}.metadata": metadata,
-        }
+        return {name: raw(tokens), f"{name}.index": struct.pack(f"<{len(ends)}Q", *ends), f"{name}.metadata": metadata}
     if layout == "torchtitan":
         prefix = "val_" if split == "val" else ""
         offsets = saved([0, *document_ends(tokens)], np.int64)
@@ -158,10 +154,7 @@ def shard_files(layout: str, split: str, number: int, tokens: list[int]) -> dict
         stem = f"dataset_{split}_{number:06d}"
         header = struct.pack("<256i", 278895051, 1, len(tokens), 2, *[0] * 252)
         places = [place for place, token in enumerate(tokens) if token == EOT]
-        return {
-            f"{stem}.bin": header + raw(tokens),
-            f"{stem}.bos.idx": struct.pack(f"<{len(places)}i", *places),
-        }
+        return {f"{stem}.bin": header + raw(tokens), f"{stem}.bos.idx": struct.pack(f"<{len(places)}i", *places)}
     stem = "edu_fineweb" if layout == "llm.c" else "fineweb"
     header = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253)
     return {f"{stem}_{split}_{number:06d}.bin": header + raw(tokens)}

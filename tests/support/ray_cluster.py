@@ -22,11 +22,7 @@ import psutil
 DRIVER = Path(__file__).parent / "ray_driver.py"
 STORE_BYTES = 96 * 2**20
 # A node that is gone is noticed in a second and a half, and no test waits for others on the machine.
-SYSTEM = {
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 500,
-    "health_check_failure_threshold": 3,
-}
+SYSTEM = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 TITLES = ("encode_batches", "FileProcess", "Board", "fineweb-shards")

@@ -205,11 +205,7 @@ def write_manifest(out: Path, data: dict[str, Any]) -> None:
 def crash_everywhere(job: dict[str, object]) -> int:
     """How often it was killed and resumed."""
     done = subprocess.run(
-        [sys.executable, str(CRASH_DRIVER)],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, str(CRASH_DRIVER)], input=json.dumps(job), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)

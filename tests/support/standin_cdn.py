@@ -44,12 +44,7 @@ class Signer:
         signature = self._signature(path, expires, nonce)
         begun = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(math.floor(self.now())))
         fields: dict[str, dict[str, object]] = {
-            "cloudfront": {
-                "Expires": expires,
-                "Policy": nonce,
-                "Signature": signature,
-                "Key-Pair-Id": "K2STANDIN",
-            },
+            "cloudfront": {"Expires": expires, "Policy": nonce, "Signature": signature, "Key-Pair-Id": "K2STANDIN"},
             "s3": {
                 "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
                 "X-Amz-Credential": nonce,

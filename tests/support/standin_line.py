@@ -32,10 +32,7 @@ class Line:
     """The latency of every request, and the two limits of what the CDN sends."""
 
     def __init__(
-        self,
-        latency_seconds: float,
-        connection_bytes_per_second: float | None,
-        bytes_per_second: float | None,
+        self, latency_seconds: float, connection_bytes_per_second: float | None, bytes_per_second: float | None
     ) -> None:
         self.latency_seconds = latency_seconds
         self._connection_bytes_per_second = connection_bytes_per_second

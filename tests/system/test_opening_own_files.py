@@ -145,10 +145,7 @@ def test_links_above_the_folder_are_the_users_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.full(but=["../manifest.json", "history.json"])
-@pytest.mark.parametrize(
-    "name",
-    ["../manifest.json", "heartbeat.json", "history.json", "tokenizer.json", "log.txt"],
-)
+@pytest.mark.parametrize("name", ["../manifest.json", "heartbeat.json", "history.json", "tokenizer.json", "log.txt"])
 def test_a_huge_file_in_the_place_of_ours_is_not_read(tmp_path: Path, name: str) -> None:
     """30 GB of nothing take no memory: a manifest is refused in a sentence, all others count as missing."""
     source = write_jsonl(tmp_path / "a.jsonl", make_documents(40, seed=3))

@@ -46,12 +46,7 @@ BUILD = ("--shard-tokens", "10", "--workers", "1", "--separator", "<|endoftext|>
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize(
     ("redirections", "flags"),
-    [
-        (">/dev/full", ["--json"]),
-        (">/dev/full 2>/dev/full", []),
-        (">&- 2>&- <&-", []),
-        (">&- 2>/dev/full", ["--json"]),
-    ],
+    [(">/dev/full", ["--json"]), (">/dev/full 2>/dev/full", []), (">&- 2>&- <&-", []), (">&- 2>/dev/full", ["--json"])],
 )
 def test_a_build_goes_on_when_nobody_can_be_told(
     tmp_path: Path, source: Path, redirections: str, flags: list[str]
@@ -101,10 +96,7 @@ def test_verbs_that_only_print_end_with_their_reader(tmp_path: Path, source: Pat
 @pytest.mark.full
 @pytest.mark.parametrize(
     "environment",
-    [
-        {"PYTHONIOENCODING": "ascii"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    ],
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
     ids=["ascii", "C"],
 )
 def test_what_cannot_be_shown_is_escaped(tmp_path: Path, source: Path, environment: dict[str, str]) -> None:

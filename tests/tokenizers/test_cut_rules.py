@@ -24,22 +24,7 @@ from tests.support import cut_rules, reference
 PATTERNS = {
     regex for one in builtin_vocabularies.PATTERNS.values() if one.cut_rule for regex in (one.regex, one.spelling)
 }
-ALPHABET = [
-    *"aZsLrE'’ ,.9/\n\r\t-",
-    "  ",
-    "'s",
-    "'LL",
-    " '",
-    "你",
-    "，",
-    "。",
-    "я",
-    "Я",
-    "ع",
-    "क",
-    "た",
-    "서",
-]
+ALPHABET = [*"aZsLrE'’ ,.9/\n\r\t-", "  ", "'s", "'LL", " '", "你", "，", "。", "я", "Я", "ع", "क", "た", "서"]
 ALPHABET += ["é", "\u0301", "\u0902", "\u3000", "\x85", "\u180e", "\u200b", "ǅ", "ſ", "½", "🙂", "\0"]
 nasty = st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=40).map("".join)
 
@@ -122,15 +107,7 @@ def test_long_documents_have_the_tokens_of_one_call(
     """With places to cut everywhere, somewhere, at the very end, or nowhere."""
     monkeypatch.setattr(encoder, "PASSAGE_BYTES", 300)
     dashes = "-" * 2000
-    texts = [
-        "before",
-        "some words " * 300,
-        f"{dashes}a b{dashes}c d",
-        dashes,
-        "的一，" * 500,
-        f"{dashes}a b",
-        "",
-    ]
+    texts = ["before", "some words " * 300, f"{dashes}a b{dashes}c d", dashes, "的一，" * 500, f"{dashes}a b", ""]
     found = cut_rules.make_encoder(engine, rule).encode_documents(Texts.from_strings(texts))
     assert [tokens.tolist() for tokens in found] == [reference.encode(text) for text in texts]
 

@@ -164,15 +164,7 @@ def test_garbage_bytes_are_cut_where_decoding_does_not_change(junk: bytes) -> No
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "a" * 5000,
-        "的一是不了" * 900,
-        " " * 3000 + "x",
-        "word " * 2000,
-        "''" * 2000,
-        "'s" * 2000,
-        "\n" * 4000 + "y",
-    ],
+    ["a" * 5000, "的一是不了" * 900, " " * 3000 + "x", "word " * 2000, "''" * 2000, "'s" * 2000, "\n" * 4000 + "y"],
 )
 @pytest.mark.parametrize("passage_bytes", [300, 1000])
 @pytest.mark.parametrize("engine", [*FAST_ENGINES, "tiktoken"])

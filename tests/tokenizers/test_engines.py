@@ -15,12 +15,7 @@ from fineweb_shards.tokenizers import FAST_ENGINES, resolve_engine
 from fineweb_shards.tokenizers.base import Engine
 from fineweb_shards.tokenizers.encoder import Encoder, UnencodableError
 from fineweb_shards.tokenizers.tiktoken_engine import TiktokenEngine
-from fineweb_shards.tokenizers.trial import (
-    GPT2_SHA256,
-    check_engine,
-    digest_tokens,
-    hostile_strings,
-)
+from fineweb_shards.tokenizers.trial import GPT2_SHA256, check_engine, digest_tokens, hostile_strings
 from fineweb_shards.types import Cursor, TextChunk
 from tests.support import reference, runs
 from tests.support.documents import HOSTILE, make_documents

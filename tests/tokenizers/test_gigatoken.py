@@ -41,17 +41,7 @@ def test_a_new_tokenizer_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) 
 def test_texts_of_one_call_do_not_touch(tries: Tries) -> None:
     """Whatever a text ends or begins with, it is encoded as if it were alone; also an empty one."""
     pieces = [" ", "  ", "\n", "\r\n", "\t", "a", "The", "'", "'s", "12", "é", "中", "🙂", "\u0091", "\u0092"]
-    pieces += [
-        "\u00a0",
-        "\u0085",
-        "\u3000",
-        "\0",
-        "fineweb-shards: ",
-        "<|endoftext|>",
-        "...",
-        "\u0301",
-        "\ufeff",
-    ]
+    pieces += ["\u00a0", "\u0085", "\u3000", "\0", "fineweb-shards: ", "<|endoftext|>", "...", "\u0301", "\ufeff"]
     chooser = random.Random(7)
     engine = GigatokenEngine()
     for _ in tries(50, 5000):
@@ -67,13 +57,7 @@ def test_a_text_with_the_border_in_it_gets_its_tokens() -> None:
     boundary = gigatoken_engine.BOUNDARY
     engine = GigatokenEngine()
     halves = [boundary[:-1], boundary[1:], boundary[-1] + boundary[:-1], boundary[1:] + boundary[0]]
-    for texts in (
-        [boundary],
-        ["before", f"a {boundary} b", "after"],
-        [boundary, boundary],
-        ["", boundary, ""],
-        halves,
-    ):
+    for texts in ([boundary], ["before", f"a {boundary} b", "after"], [boundary, boundary], ["", boundary, ""], halves):
         found = engine.encode(Texts.from_strings(texts))
         assert [tokens.tolist() for tokens in found] == [reference.encode(text) for text in texts]
 

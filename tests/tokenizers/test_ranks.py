@@ -12,12 +12,7 @@ import pytest
 from fineweb_shards.errors import ShardError
 from fineweb_shards.tokenizers import vocabulary_files
 from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS
-from fineweb_shards.tokenizers.vocabulary_files import (
-    list_merges,
-    load_gpt2_ranks,
-    open_gpt2_ranks,
-    ranks_to_json,
-)
+from fineweb_shards.tokenizers.vocabulary_files import list_merges, load_gpt2_ranks, open_gpt2_ranks, ranks_to_json
 from tests.support import reference
 from tests.support.promises import Tries
 

@@ -230,10 +230,7 @@ def test_what_cannot_be_written_stays_unwritten(
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), SystemExit(0)])
 @pytest.mark.parametrize("part", ["_take_snapshot", "_state", "_is_due"])
 def test_a_look_that_fails_is_logged_and_the_next_one_comes(
-    watched: tuple[Monitor, Progress, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    part: str,
-    error: BaseException,
+    watched: tuple[Monitor, Progress, Path], monkeypatch: pytest.MonkeyPatch, part: str, error: BaseException
 ) -> None:
     """In its own thread: it goes on looking, and the heartbeat comes back when the fault is gone."""
     monitor, progress, folder = watched

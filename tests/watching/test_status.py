@@ -30,14 +30,7 @@ from fineweb_shards.system.shell_commands import NOT_RESUMABLE, program
 from fineweb_shards.watching import monitor
 from fineweb_shards.watching import monitor as start
 from fineweb_shards.watching import status as status_module
-from fineweb_shards.watching.run_files import (
-    HEARTBEAT_NAME,
-    Heartbeat,
-    Invocation,
-    Snapshot,
-    State,
-    load_heartbeat,
-)
+from fineweb_shards.watching.run_files import HEARTBEAT_NAME, Heartbeat, Invocation, Snapshot, State, load_heartbeat
 from fineweb_shards.watching.status import EXIT_CODES, read_status, status_lines, status_values
 from tests.support import inline, runs
 from tests.support.documents import make_documents
@@ -82,11 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def beat(
-    folder: Path,
-    snapshot: Snapshot = SNAPSHOT,
-    exit_code: int | None = None,
-    age: float = 1.0,
-    machine: str = "",
+    folder: Path, snapshot: Snapshot = SNAPSHOT, exit_code: int | None = None, age: float = 1.0, machine: str = ""
 ) -> None:
     invocation = Invocation(COMMAND, os.getcwd(), 4711, time.time() - 300, machine)
     Heartbeat(time.time() - age, invocation, snapshot, exit_code).save(folder)

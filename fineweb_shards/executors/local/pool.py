@@ -257,10 +257,7 @@ class Watchdog:
     """Watches workers from `start` to `stop`. `get_watched` returns those that should respond now."""
 
     def __init__(
-        self,
-        get_watched: Callable[[], Sequence[WorkerProcess]],
-        observer: Observer,
-        clock: Clock | None = None,
+        self, get_watched: Callable[[], Sequence[WorkerProcess]], observer: Observer, clock: Clock | None = None
     ) -> None:
         self._observer = observer
         self._get_watched = get_watched

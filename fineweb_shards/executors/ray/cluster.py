@@ -43,11 +43,7 @@ _NO_CLUSTER = (
 )
 # For this process and those of Ray that it starts: no usage reports, no library errors on the terminal, no second
 # message for an error that is handled here.
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_BACKEND_LOG_LEVEL": "fatal",
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
-}
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
 # For a cluster started here. The token stays the same for the life of the process, because Ray caches it.
 _LOCAL_ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(32),

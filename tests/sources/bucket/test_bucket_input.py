@@ -128,15 +128,7 @@ def test_the_real_command_with_workers(tmp_path: Path, bucket_url: str, form: st
 
 def test_what_an_address_stands_for(tmp_path: Path, bucket_url: str) -> None:
     """One object, a folder with all below it, a glob: as on a disk, hidden names and marks of folders left out."""
-    names = [
-        "a/1.jsonl",
-        "a/b/2.jsonl",
-        "a/b/3.txt",
-        "a/.hidden.jsonl",
-        "a/notes.pdf",
-        "ab/4.jsonl",
-        "a/x[1].txt",
-    ]
+    names = ["a/1.jsonl", "a/b/2.jsonl", "a/b/3.txt", "a/.hidden.jsonl", "a/notes.pdf", "ab/4.jsonl", "a/x[1].txt"]
     for name in names:
         Bucket(bucket_url).overwrite(name, b'{"text": "a"}\n')
     mark = {"Bucket": bucket_url.removeprefix("s3://"), "Key": "a/b/", "Body": b""}

@@ -110,12 +110,7 @@ IMPATIENT = {"HF_HUB_DOWNLOAD_TIMEOUT": "1"}  # where answers stall; elsewhere a
 
 
 def environment(hub: StandInHub, home: Path, **more: str) -> dict[str, str]:
-    return {
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HOME": str(home),
-        "NO_PROXY": "127.0.0.1,localhost",
-        **more,
-    }
+    return {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost", **more}
 
 
 def build(hub: StandInHub, home: Path, out: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -296,19 +291,13 @@ def test_an_outage_longer_than_max_outage_ends_resumably(repository: Repository,
 
 
 HOPELESS: list[tuple[list[str], list[str]]] = [
-    (
-        ["--dataset", REPO, "--name", "sample-10B"],
-        ["no config 'sample-10B'", "sample-10BT", "CC-MAIN-2024-10"],
-    ),
+    (["--dataset", REPO, "--name", "sample-10B"], ["no config 'sample-10B'", "sample-10BT", "CC-MAIN-2024-10"]),
     (["--dataset", REPO, "--name", "sample-10BT", "--split", "test"], ["no split 'test'", "train"]),
     (["--dataset", REPO, "--name", "sample-10BT", "--revision", "v9"], ["404"]),
     (["--dataset", "nobody/nothing"], ["nobody/nothing", "no such dataset"]),
     (["--dataset", "me/private"], ["me/private", "private"]),
     (["--dataset", "me/gated"], ["me/gated", "gated"]),
-    (
-        ["--dataset", REPO, "--name", "sample-10BT", "--text-column", "body"],
-        ["no column 'body'", "token_count"],
-    ),
+    (["--dataset", REPO, "--name", "sample-10BT", "--text-column", "body"], ["no column 'body'", "token_count"]),
     (["--dataset", REPO, "--input", "x"], ["exclude each other"]),
 ]
 
@@ -401,9 +390,7 @@ def test_a_file_replaced_while_it_is_read_is_noticed(hub: StandInHub, monkeypatc
         file.fetch(200, 300)
 
 
-def test_a_silent_listing_is_asked_again(
-    repository: Repository,
-) -> None:
+def test_a_silent_listing_is_asked_again(repository: Repository) -> None:
     """The clients would wait for ever; a session of ours has a timeout for every request."""
     from huggingface_hub import get_session
 
@@ -465,10 +452,7 @@ def test_download_instead_of_streaming(hub: StandInHub, home: Path, tmp_path: Pa
     assert not list(downloads.rglob("*.parquet"))
     kept = build(hub, home, out, *SAMPLE, "--download", "--keep-downloads", "--fresh", "--yes")
     assert kept.returncode == 0, kept.stderr
-    assert sorted(path.name for path in downloads.rglob("*.parquet")) == [
-        "000_00000.parquet",
-        "001_00000.parquet",
-    ]
+    assert sorted(path.name for path in downloads.rglob("*.parquet")) == ["000_00000.parquet", "001_00000.parquet"]
     (out / sorted(EXPECTED)[-2]).unlink()
     hub.clear_requests()
     again = build(hub, home, out, *SAMPLE, "--download", "--keep-downloads")

@@ -180,10 +180,7 @@ def test_what_is_not_there(hub: StandInHub, home: Path, tmp_path: Path, path: st
         ("hf://datasets/me/x", ("me/x", "", "")),
         ("hf://datasets/me/x/a/*.txt", ("me/x", "", "a/*.txt")),
         ("hf://datasets/me/x@v1.0/a@b/", ("me/x", "v1.0", "a@b")),
-        (
-            "hf://datasets/me/x@refs/convert/parquet/d/t/0.parquet",
-            ("me/x", "refs/convert/parquet", "d/t/0.parquet"),
-        ),
+        ("hf://datasets/me/x@refs/convert/parquet/d/t/0.parquet", ("me/x", "refs/convert/parquet", "d/t/0.parquet")),
         ("hf://datasets/me/x@a%2Fb/c", ("me/x", "a/b", "c")),
         ("hf://datasets/me", None),
         ("hf://models/me/x/a", None),

@@ -264,8 +264,7 @@ def contents_of(repository: Repository) -> dict[str, Content]:
 
 @pytest.mark.promise("a changed source or setting is refused by name")
 @pytest.mark.parametrize(
-    "part",
-    [pytest.param(number, marks=[pytest.mark.full] if number < 2 else []) for number in range(len(PATHS))],
+    "part", [pytest.param(number, marks=[pytest.mark.full] if number < 2 else []) for number in range(len(PATHS))]
 )
 def test_a_changed_part_is_refused_by_name(
     hub: StandInHub, repositories: list[Repository], home: Path, tmp_path: Path, part: int

@@ -19,13 +19,7 @@ import pytest
 
 from tests.support import standin_hub
 from tests.support.standin_cdn import LOGIN_PAGE, Style
-from tests.support.standin_faults import (
-    ExpiredMidBody,
-    OtherLinkedETag,
-    ScriptedFaults,
-    WrongBytes,
-    WrongRedirect,
-)
+from tests.support.standin_faults import ExpiredMidBody, OtherLinkedETag, ScriptedFaults, WrongBytes, WrongRedirect
 from tests.support.standin_hub import StandInHub
 from tests.support.standin_line import Pace, wait_for
 from tests.support.standin_quota import Quota
@@ -119,8 +113,7 @@ def test_the_expiry_can_be_read_from_the_address(repository: Repository) -> None
 def test_wrong_redirects(repository: Repository) -> None:
     """Each leads where its name says, and the next one is right again."""
     plan = ScriptedFaults(
-        [WrongRedirect("dead"), WrongRedirect("nowhere"), WrongRedirect("home"), WrongRedirect("foreign")],
-        on="resolve",
+        [WrongRedirect("dead"), WrongRedirect("nowhere"), WrongRedirect("home"), WrongRedirect("foreign")], on="resolve"
     )
     with StandInHub([repository], [plan], cdn=True) as hub:
         with pytest.raises(ConnectionRefusedError):
@@ -182,10 +175,7 @@ def test_windows_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     now[0] += 1
     assert [quota.take()[0] for _ in range(3)] == [True, True, False]
     now[0] += 95
-    assert quota.take() == (
-        True,
-        {"RateLimit": '"api";r=1;t=5', "RateLimit-Policy": '"fixed window";"api";q=2;w=10'},
-    )
+    assert quota.take() == (True, {"RateLimit": '"api";r=1;t=5', "RateLimit-Policy": '"fixed window";"api";q=2;w=10'})
 
 
 class SimulatedTime:
