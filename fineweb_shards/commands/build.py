@@ -16,7 +16,7 @@ from fineweb_shards.errors import ShardError
 from fineweb_shards.report.contents import LEFT_OUT
 from fineweb_shards.report.page import closing_lines
 from fineweb_shards.run.build import Outcome, build
-from fineweb_shards.run.extent import document_rows
+from fineweb_shards.run.estimate import document_rows
 from fineweb_shards.run.job import make_job, open_manifest
 from fineweb_shards.run.output_text import output_warnings, result_lines
 from fineweb_shards.run.plan import Plan, check_disk, make_plan, split_error
@@ -27,8 +27,8 @@ from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
+from fineweb_shards.watching.mix_shares import shares_in
 from fineweb_shards.watching.screen import LineScreen, WaitsOnScreen, choose_screen, print_result, put_json
-from fineweb_shards.watching.shares import shares_in
 
 # How long `plan` waits for the network by default. With a connection's own timeout it stays below a minute.
 _OUTAGE_SECONDS = 20

@@ -10,7 +10,7 @@ from fineweb_shards.reading.statistics import TokenStatistics, bucket_range, spe
 from fineweb_shards.report.charts import make_columns, stack_shares
 from fineweb_shards.report.facts import Facts, Section, Table
 from fineweb_shards.units import show_bytes, show_count, show_number_of
-from fineweb_shards.watching.shares import shares_in, show_share
+from fineweb_shards.watching.mix_shares import shares_in, show_share
 from fineweb_shards.watching.status import describe_shuffle
 
 _STRETCHES = 150  # of the chart of a mix

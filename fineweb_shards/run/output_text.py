@@ -22,8 +22,8 @@ from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import first_few, show_bytes, show_count, show_number_of
+from fineweb_shards.watching.mix_shares import share_rows, shares_in
 from fineweb_shards.watching.run_files import PartShare
-from fineweb_shards.watching.shares import share_rows, shares_in
 from fineweb_shards.watching.status import describe_shuffle
 
 _MOST_EXPECTED_FILES = 20_000

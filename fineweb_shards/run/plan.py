@@ -17,7 +17,7 @@ from fractions import Fraction
 
 from fineweb_shards.errors import NoTrainingError
 from fineweb_shards.formats.registry import FORMATS
-from fineweb_shards.run.extent import QUICK_SAMPLE_BYTES, Extent, measure_extent, take_sample
+from fineweb_shards.run.estimate import QUICK_SAMPLE_BYTES, Extent, measure_extent, take_sample
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.output_text import training_error
 from fineweb_shards.run.resources import DiskNeed, Rest, check_needs, find_needs

@@ -13,7 +13,7 @@ from fineweb_shards.system.machine import usable_cores
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import first_few, show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import GPT2
-from fineweb_shards.watching.shares import show_share
+from fineweb_shards.watching.mix_shares import show_share
 
 _BUSY_SHARE = 0.5  # if other programs use this share of the cores, a build is slow
 

@@ -17,9 +17,9 @@ from fineweb_shards.events import Event, Observer
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.types import Cursors, ShardRecord, Taken
 from fineweb_shards.units import show_number_of
+from fineweb_shards.watching.mix_shares import find_shares
 from fineweb_shards.watching.run_files import EventLog, History, PartShare, second_pass_seconds
 from fineweb_shards.watching.screen import Screen
-from fineweb_shards.watching.shares import find_shares
 
 ReadShare = Callable[[Cursors], float | None]
 # The plan's guess weighs as much as a measurement over this share of the input.

@@ -25,9 +25,9 @@ from fineweb_shards.system.shell_commands import NOT_RESUMABLE, runnable_here
 from fineweb_shards.system.terminal import printable, terminal_size, wrap
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching import screen
+from fineweb_shards.watching.mix_shares import share_rows, shares_in
 from fineweb_shards.watching.run_files import PASS_NAMES, Heartbeat, State, last_lines, load_heartbeat
 from fineweb_shards.watching.screen import describe_machine, describe_tokens
-from fineweb_shards.watching.shares import share_rows, shares_in
 
 RUNNING = "running"
 # Different from those of errors.py: these are answers, not failures.

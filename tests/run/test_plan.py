@@ -12,7 +12,7 @@ import pytest
 
 from fineweb_shards.commands.build import plan_lines, verdict_on
 from fineweb_shards.run import plan, plan_text
-from fineweb_shards.run.extent import take_sample
+from fineweb_shards.run.estimate import take_sample
 from fineweb_shards.run.job import open_manifest
 from fineweb_shards.run.plan import make_plan
 from fineweb_shards.run.plan_text import short_lines

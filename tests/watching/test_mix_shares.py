@@ -15,10 +15,10 @@ from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.json_values import make
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Cursor, Taken
+from fineweb_shards.watching.mix_shares import share_rows, shares_in, show_share
 from fineweb_shards.watching.progress import Progress
 from fineweb_shards.watching.run_files import EventLog, Heartbeat, Invocation, PartShare, Snapshot, load_heartbeat
 from fineweb_shards.watching.screen import describe, make_frame
-from fineweb_shards.watching.shares import share_rows, shares_in, show_share
 from fineweb_shards.watching.status import RUNNING, Status, status_lines, status_values
 from tests.support import runs
 from tests.support.example_run import SNAPSHOT, mix_manifest
