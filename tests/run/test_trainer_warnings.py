@@ -248,7 +248,7 @@ def test_of_a_pipe_it_is_told_at_its_end(source: Path, tmp_path: Path) -> None:
     """Before the first file has its name, and with the number of tokens that there were."""
     run, out = partial(runs.run_command, stdin=source.read_bytes()), tmp_path / "out"
     refused = run("build", "-", "--format", "jsonl", "--out", out)
-    assert f"all {TOKENS:,} tokens" in " ".join(refused.stderr.split())
+    assert f"there are only {TOKENS:,}" in " ".join(refused.stderr.split())
     check_rebuilt(run(*suggested(refused, out)), out)
 
 
