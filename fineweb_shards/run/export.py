@@ -285,11 +285,16 @@ def _gather(section: Section, slices: list[ShardSlice]) -> tuple[Section, list[S
     if len(section.blocks) < 2 or not slices:
         return section, slices
     blocks = [np.asarray(block.tokens) for block in section.blocks]
-    tokens, firsts = np.concatenate(blocks), np.cumsum([0, *map(len, blocks)])[:-1]
-    begins, ends = np.concatenate([part.ranges + firsts[part.holders][:, None] for part in slices]).T
-    lengths = ends - begins
-    joined = np.empty(int(lengths.sum()), tokens.dtype)
-    copy_ranges(tokens, begins, lengths, joined, np.cumsum(lengths) - lengths)
+    holders, ranges = (
+        np.concatenate([part.holders for part in slices]),
+        np.concatenate([part.ranges for part in slices]),
+    )
+    begins, lengths = ranges[:, 0], ranges[:, 1] - ranges[:, 0]
+    places = np.cumsum(lengths) - lengths
+    joined = np.empty(int(lengths.sum()), np.result_type(*blocks))
+    for number, block in enumerate(blocks):
+        own = np.flatnonzero(holders == number)
+        copy_ranges(block.astype(joined.dtype, copy=False), begins[own], lengths[own], joined, places[own])
     gathered, done = [], 0
     for part in slices:
         ranges = np.array([[done, done + part.tokens]] * (part.tokens > 0), np.int64).reshape(-1, 2)
