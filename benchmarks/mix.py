@@ -22,12 +22,7 @@ from bucket import Measured, run
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--files", nargs="*", help="parquet files with a text column")
-    parser.add_argument(
-        "--copies",
-        type=int,
-        default=1,
-        help="of each file; copies are faster to encode where they come soon after each other",
-    )
+    parser.add_argument("--copies", type=int, default=1, help="of each file; encoding repeated text is faster")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shard-tokens", default="20M")
     options = parser.parse_args()
