@@ -154,7 +154,8 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if not config.getoption("soak"):
+    # With --numprocesses every process counts for itself, and this one has run no test.
+    if not config.getoption("soak") or config.getoption("numprocesses", None):
         return
     write = terminalreporter.write_line
     write("")
