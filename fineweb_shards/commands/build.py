@@ -156,7 +156,7 @@ def run_plan(options: argparse.Namespace) -> None:
     try:
         manifest = open_manifest(job, same_source=False)
         if not manifest.complete and not held:
-            manifest = find_piles(job.output, config, manifest, observer)
+            manifest = find_piles(job.output, config, manifest, observer, fetches_list=False)
     except ShardError as error:
         manifest, refusal = None, error
     begins = manifest is not None and not manifest.complete

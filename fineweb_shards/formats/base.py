@@ -38,6 +38,7 @@ class PileSettings:
     list_bytes: int
     dtype: Dtype
     eot_first: bool
+    url: str = ""  # of the folder that has them in a bucket; else they are files
 
 
 @dataclass(frozen=True, slots=True)

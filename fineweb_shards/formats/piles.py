@@ -11,6 +11,11 @@ says where its documents are: a worker reads them from a pile that the parent ha
 hash. So no process holds a whole pile, whatever its size, and the disk is read sequentially. Nor does any process hold
 the whole list of a pile: the parent divides the documents by hash into parts that fit into `PART_BYTES`, and reads the
 list again for each.
+
+In a bucket nothing can be appended to an object, or written into its middle. So the additions of a checkpoint to all
+piles are one object, one after the other. A batch then has the documents of a whole pile or of a large part of it, and
+the worker fetches the pile's addition in every object, compares its hash, and takes its documents. The list is a file
+on the parent's machine all the same (store/pile_objects.py).
 """
 
 from __future__ import annotations
@@ -18,12 +23,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import pickle
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,15 +38,23 @@ from numpy.typing import NDArray
 from fineweb_shards.errors import DamageError, OutputError
 from fineweb_shards.formats.base import Format, PileSettings
 from fineweb_shards.storage.place import InputFile
+from fineweb_shards.system.background import map_in_background
 from fineweb_shards.system.durable import output_errors
-from fineweb_shards.system.own_files import open_own
+from fineweb_shards.system.own_files import WORK_FOLDER, open_own
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import TokenLists
 from fineweb_shards.types import Batch, Cursor, Piles, Positions, TextChunk, Tokens
 
+if TYPE_CHECKING:
+    from fineweb_shards.storage.bucket import Bucket
+
 FOLDER = "piles"
+OBJECTS = f"{WORK_FOLDER}/{FOLDER}"  # in a bucket
 ENTRY_BYTES = 2 * 8  # of a document in the list
-_ROW = np.dtype([("begin", "<i8"), ("end", "<i8"), ("crc", "<u8"), ("tokens", "<i8"), ("sha256", "V32")])
+# `place` is where the addition begins in its object, in tokens. (Files need none; their lists may have 0.)
+_ROW = np.dtype(
+    [("begin", "<i8"), ("end", "<i8"), ("crc", "<u4"), ("place", "<u4"), ("tokens", "<i8"), ("sha256", "V32")]
+)
 _READ_BYTES = 2**20
 _PIECE_DOCUMENTS = 2**15  # of the list, read at once
 # Memory of the parent for lists (included in PARENT_BYTES, run/resources.py), and per document while a part is sorted
@@ -50,6 +65,8 @@ MOST_IN_PART = PART_BYTES // _PART_DOCUMENT_BYTES
 _GAP_BYTES = 2**13  # reading a gap of this size between documents is faster than another read
 _SHORT_TOKENS = 64  # up to this length copying by NumPy indices is faster than a Python slice per document
 _INDEXED_AT_ONCE = 2**13  # of these documents, so that their indices stay in the processor's cache
+_FETCHED_AT_ONCE = 8
+_CHUNK_TOKENS = 2**22
 
 
 def pile_name(number: int) -> str:
@@ -58,6 +75,12 @@ def pile_name(number: int) -> str:
 
 def list_path(folder: Path) -> Path:
     return folder / "documents"
+
+
+def object_name(position: int, tokens: int) -> str:
+    """Return the name of the object for the checkpoint whose block is at this position in the list. With `tokens`, how
+    many all piles have by then, the name stands for one content, even if a dead run's upload arrives late."""
+    return f"{position:015d}-{tokens:015d}"
 
 
 @contextlib.contextmanager
@@ -88,18 +111,31 @@ def digest_of(path: Path, begin: int, end: int) -> hashlib._Hash:
 
 
 def list_block(
-    tokens: Sequence[int], sha256: Sequence[bytes], hashes: NDArray[np.uint64], lengths: Positions, piles: Piles
+    before: Sequence[int],
+    tokens: Sequence[int],
+    sha256: Sequence[bytes],
+    hashes: NDArray[np.uint64],
+    lengths: Positions,
+    piles: Piles,
 ) -> bytes:
-    """Return the next block of the list: each pile's length, the SHA-256 of what was added, and the documents."""
+    """Return the next block of the list: each pile's length, `before` and now, the SHA-256 of what was added, and the
+    documents."""
     order = np.argsort(piles, kind="stable")
     entries = np.empty((len(hashes), 2), "<u8")
     entries[:, 0], entries[:, 1] = hashes[order], lengths[order]
     bounds = np.searchsorted(piles[order], np.arange(len(tokens) + 1)).tolist()
     rows = np.empty(len(tokens), _ROW)
     rows["begin"], rows["end"], rows["tokens"] = bounds[:-1], bounds[1:], tokens
+    added = np.subtract(tokens, before)
+    rows["place"] = np.cumsum(added) - added
     rows["crc"] = [zlib.crc32(entries[begin:end].data) for begin, end in pairwise(bounds)]
     rows["sha256"] = [np.void(one) for one in sha256]
     return b"".join([rows.data, entries.data])
+
+
+def block_bytes(piles: int, documents: int) -> int:
+    """Return the size of a block of the list."""
+    return piles * _ROW.itemsize + documents * ENTRY_BYTES
 
 
 def append_to_list(path: Path, position: int, block: bytes) -> None:
@@ -110,6 +146,17 @@ def append_to_list(path: Path, position: int, block: bytes) -> None:
         file.truncate()
         file.flush()
         os.fsync(file.fileno())
+
+
+@dataclass(frozen=True, slots=True)
+class _Addition:
+    """What a checkpoint has added to a pile: tokens from `begin` to `end`."""
+
+    begin: int
+    end: int
+    sha256: bytes
+    name: str  # of its object in a bucket
+    place: int  # of its first token there
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +190,7 @@ class _Pile:
     def __init__(self, path: Path, number: int, piles: PileSettings) -> None:
         self._path = path
         with pile_errors(path):
-            self._rows, self._positions = self._read_rows(number, piles)
-            # For each checkpoint, where its tokens end in the pile, and their SHA-256.
-            self.added = [(int(row["tokens"]), row["sha256"].tobytes()) for row in self._rows]
+            self._read_rows(number, piles)
             parts = max(1, -(-int((self._rows["end"] - self._rows["begin"]).sum()) // MOST_IN_PART))
             # Hashes are uniform, so intervals of the same width have about the same number of documents. The pile for
             # validation, number 0, has hashes of the whole range.
@@ -186,22 +231,27 @@ class _Pile:
             raise _changed(self._path)
         return data
 
-    def _read_rows(self, number: int, piles: PileSettings) -> tuple[NDArray[np.void], list[int]]:
-        """Return the row of this pile in each block, and the position of its first entry in the list."""
-        rows, positions, position = [], [], 0
+    def _read_rows(self, number: int, piles: PileSettings) -> None:
+        """Read the row of this pile in each block, the position of its first entry in the list, and its additions."""
+        rows, self._positions, self.additions = [], list[int](), list[_Addition]()
+        position = all_tokens = own_tokens = last_tokens = 0
         with open_own(self._path, "rb") as file:
             while position < piles.list_bytes:
                 file.seek(position + number * _ROW.itemsize)
                 (row,) = np.frombuffer(self._read(file, _ROW.itemsize), _ROW)
                 file.seek(position + (piles.count - 1) * _ROW.itemsize)
                 (last,) = np.frombuffer(self._read(file, _ROW.itemsize), _ROW)
-                position += piles.count * _ROW.itemsize
                 if not 0 <= row["begin"] <= row["end"] <= last["end"] <= piles.list_bytes:
                     raise _changed(self._path)
+                all_tokens += int(last["place"]) + int(last["tokens"]) - last_tokens
+                name, end, place = object_name(position, all_tokens), int(row["tokens"]), int(row["place"])
+                self.additions.append(_Addition(own_tokens, end, row["sha256"].tobytes(), name, place))
+                own_tokens, last_tokens = end, int(last["tokens"])
                 rows.append(row)
-                positions.append(position + ENTRY_BYTES * int(row["begin"]))
+                position += piles.count * _ROW.itemsize
+                self._positions.append(position + ENTRY_BYTES * int(row["begin"]))
                 position += ENTRY_BYTES * int(last["end"])
-        return np.array(rows, _ROW), positions
+        self._rows = np.array(rows, _ROW)
 
     def _pieces(self) -> Iterator[tuple[NDArray[np.uint64], Positions, Positions]]:
         """Yield hash, tokens and file offset of each document, some at a time."""
@@ -238,34 +288,36 @@ class PilesFormat(Format):
         assert piles is not None
         width, path = piles.dtype.itemsize, Path(file.path)
         pile = _Pile(list_path(path.parent), file.index, piles)
-        with pile_errors(path):
-            self._check(path, pile, width)
+        if not piles.url:
+            with pile_errors(path):
+                self._check(path, pile, width)
+        additions = pile.additions if piles.url else []
         limits = max(1, most // width), max(1, most // ENTRY_BYTES)
         for part in pile.parts(position):
             while position < part.end:
                 end, is_mid, places, lengths = part.cut(position, *limits)
-                payload = SharedBytes(np.concatenate([[pile.tokens], places, lengths]).tobytes())
+                payload = SharedBytes(pickle.dumps((pile.tokens, places, lengths, additions)))
                 size_bytes = (end - position) * width + ENTRY_BYTES * len(places)
                 yield Batch(file.index, position, end, size_bytes, starts_mid_document, is_mid, payload=payload)
                 position, starts_mid_document = end, is_mid
 
     def _check(self, path: Path, pile: _Pile, width: int) -> None:
         """Raise DamageError if a pile has changed, and remove it, so that the next run repeats the first pass."""
-        done = 0
-        for tokens, sha256 in pile.added:
-            found = digest_of(path, done * width, tokens * width).digest()
-            if found != sha256:
+        for one in pile.additions:
+            if digest_of(path, one.begin * width, one.end * width).digest() != one.sha256:
                 path.unlink()
                 raise _changed(path, "It was removed. ")
-            done = tokens
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
         path, piles = Path(file.path), self.settings.piles
         assert piles is not None
         assert batch.payload is not None
-        numbers = np.frombuffer(batch.payload.read(), np.int64)
-        places, lengths = numbers[1:].reshape(2, -1)
-        tokens = _read_ranges(path, np.empty(batch.end - batch.position, piles.dtype), places, lengths)
+        pile_tokens, places, lengths, additions = pickle.loads(batch.payload.read())
+        tokens = np.empty(batch.end - batch.position, piles.dtype)
+        if additions:
+            self._fetch_ranges(additions, tokens, places, lengths)
+        else:
+            _read_ranges(path, tokens, places, lengths)
         ends = np.cumsum(lengths)
         eots = ends - lengths if piles.eot_first else ends - 1
         if piles.eot_first and batch.starts_mid_document:
@@ -274,15 +326,52 @@ class PilesFormat(Format):
             eots = eots[:-1]
         if not np.array_equal(self.settings.vocabulary.find_eots(tokens), eots):
             raise _changed(path, "Remove it. ")
-        done = batch.end == numbers[0]
-        end = Cursor(file.index + 1, 0) if done else Cursor(file.index, batch.end, 0, batch.ends_mid_document)
-        yield TextChunk(
-            TokenLists((tokens.astype(self.settings.vocabulary.dtype, copy=False), lengths), eots=eots),
-            Cursor(file.index, batch.position, 0, batch.starts_mid_document),
-            end,
-            starts_mid_document=batch.starts_mid_document,
-            ends_mid_document=batch.ends_mid_document,
-        )
+        tokens = tokens.astype(self.settings.vocabulary.dtype, copy=False)
+        # A chunk ends with the document in which it exceeds its size; a batch of usual size is one chunk.
+        lasts = np.searchsorted(ends, np.arange(_CHUNK_TOKENS, len(tokens), _CHUNK_TOKENS)) + 1
+        for first, last in pairwise(np.unique([0, *lasts, len(ends)]).tolist()):
+            begin, stop = int(ends[first] - lengths[first]), int(ends[last - 1])
+            starts_mid = batch.starts_mid_document and first == 0
+            ends_mid = batch.ends_mid_document and last == len(ends)
+            position = batch.position + stop
+            own = eots[slice(*np.searchsorted(eots, (begin, stop)))] - begin
+            yield TextChunk(
+                TokenLists((tokens[begin:stop], lengths[first:last]), eots=own),
+                Cursor(file.index, batch.position + begin, 0, starts_mid),
+                Cursor(file.index, position, 0, ends_mid) if position < pile_tokens else Cursor(file.index + 1, 0),
+                starts_mid_document=starts_mid,
+                ends_mid_document=ends_mid,
+            )
+
+    @cached_property
+    def _bucket(self) -> Bucket:
+        from fineweb_shards.storage.bucket import Bucket  # here, because few runs need it
+
+        assert self.settings.piles is not None
+        observer = self.place.retrier.observer
+        return Bucket(self.settings.piles.url, self.place.max_outage_seconds, observer, refusal=OutputError)
+
+    def _fetch_ranges(self, additions: list[_Addition], tokens: Tokens, places: Positions, lengths: Positions) -> None:
+        """Fetch ranges of a pile in a bucket into `tokens`, one after the other."""
+        order = np.argsort(places)
+        targets, begins, ends = (np.cumsum(lengths) - lengths)[order], places[order], (places + lengths)[order]
+        needed = [one for one in additions if one.begin < ends[-1] and one.end > begins[0]]
+        fetched = map_in_background(partial(self._fetch, width=tokens.itemsize), needed, _FETCHED_AT_ONCE)
+        for one, data in zip(needed, fetched, strict=True):
+            own = slice(np.searchsorted(ends, one.begin, "right"), np.searchsorted(begins, one.end))
+            first = np.maximum(begins[own], one.begin)  # a long document may be in several additions
+            sizes = np.minimum(ends[own], one.end) - first
+            held = np.frombuffer(data, tokens.dtype)
+            copy_ranges(held, first - one.begin, sizes, tokens, targets[own] + first - begins[own])
+
+    def _fetch(self, addition: _Addition, width: int) -> memoryview:
+        """Fetch an addition to a pile. A damaged object is removed, so that the next run repeats the first pass."""
+        size = addition.end - addition.begin
+        data = self._bucket.fetch(addition.name, None, addition.place * width, (addition.place + size) * width)
+        if hashlib.sha256(data).digest() != addition.sha256:
+            self._bucket.delete_one(addition.name)
+            raise _changed(str(self._bucket.address.child(addition.name)), "It was removed. ")
+        return data
 
     def share_before(self, file: InputFile, position: int) -> float:
         assert self.settings.piles is not None
@@ -292,7 +381,7 @@ class PilesFormat(Format):
         """No file is kept open."""
 
 
-def _changed(path: Path, done: str = "") -> DamageError:
+def _changed(path: Path | str, done: str = "") -> DamageError:
     return DamageError(
         f"{path}: this file of the shuffle has changed since it was written.",
         f"Memory or disk may be faulty. {done}Rerun the same command to repeat the first pass. "
@@ -300,7 +389,7 @@ def _changed(path: Path, done: str = "") -> DamageError:
     )
 
 
-def _read_ranges(path: Path, tokens: Tokens, places: Positions, lengths: Positions) -> Tokens:
+def _read_ranges(path: Path, tokens: Tokens, places: Positions, lengths: Positions) -> None:
     """Read ranges of a token file into `tokens`, one after the other; DamageError if the file is too short. Nearby
     ranges are read together."""
     order, width = np.argsort(places), tokens.itemsize
@@ -328,7 +417,6 @@ def _read_ranges(path: Path, tokens: Tokens, places: Positions, lengths: Positio
                     raise _changed(path)
             own = slice(int(firsts[first]), int(firsts[stop - 1] + counts[stop - 1]))
             copy_ranges(held, begins[own] - before[first], lengths[own], tokens, targets[own])
-    return tokens
 
 
 def copy_ranges(source: Tokens, begins: Positions, lengths: Positions, target: Tokens, places: Positions) -> None:

@@ -118,7 +118,7 @@ def build(
         manifest = open_manifest(job, same_source=same_source)
         if manifest.complete:
             tidy_finished(job.output.store, manifest)
-            remove_piles(job.config)
+            remove_piles(job.output, job.config)
             when_done()
             return Outcome(job, manifest, 0, 0, 0.0)
         refuse_planted_files(job.output.store, index=manifest.index)
@@ -188,7 +188,7 @@ def _build_rest(
         manifest = find_piles(job.output, job.config, manifest, progress)
         progress.begin_pass(manifest)
     if not manifest.piled_tokens:  # the first pass begins: free the space of an earlier one
-        remove_piles(job.config)
+        remove_piles(job.output, job.config)
     history.begin_run(manifest.tokens + manifest.piled_tokens, job.budget.memory_bytes)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
@@ -246,7 +246,7 @@ def run_passes(
         began = tell_begin(manifest, progress)
         manifest = run(second, replace(manifest, seconds=begun.seconds), executor, progress)
         tell_end(manifest, progress, began)
-    remove_piles(job.config)
+    remove_piles(job.output, job.config)
     return manifest
 
 

@@ -264,7 +264,7 @@ class Config:
 
     @property
     def pile_folder(self) -> Path:
-        """Where the piles of a shuffle are."""
+        """Where the piles of a shuffle are; if they are in a bucket, only their list."""
         folder = scratch_folder(str(self.folder), self.scratch) if self.has_own_pile_folder else self.folder
         return folder / WORK_FOLDER / PILE_FOLDER
 
@@ -272,6 +272,11 @@ class Config:
     def has_own_pile_folder(self) -> bool:
         """Whether the piles of a shuffle are in --scratch, apart from the shards."""
         return self.shuffle is not None and bool(self.scratch) and not self.bucket_url
+
+    @property
+    def has_piles_in_bucket(self) -> bool:
+        """Whether the piles of a shuffle are in the bucket of the output, where all nodes of a cluster see them."""
+        return self.shuffle is not None and self.executor == "ray" and bool(self.bucket_url)
 
     @property
     def bucket_url(self) -> str | None:
@@ -311,12 +316,6 @@ class Config:
             raise UsageError(
                 f"--scratch {self.scratch}: only for --shuffle or an --out in a bucket, but {self.out} is a folder.",
                 "Leave it out.",
-            )
-        if self.shuffle is not None and self.executor == "ray" and self.bucket_url:
-            raise UsageError(
-                f"--shuffle with --executor ray and --out {self.out}: all nodes must see the piles, but with a bucket "
-                "they are in a scratch folder of this machine.",
-                "Name an --out on a shared file system.",
             )
         for name in ("input", "dataset"):
             if getattr(self, name) and any({"input", "dataset"} & part.keys() for part in self.parts):

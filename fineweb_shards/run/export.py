@@ -180,7 +180,7 @@ def export(
         manifest = resume_manifest(spec.store, spec.layout, job.new, partial(_check_same_export, job.new))
         if manifest.complete:
             tidy_finished(spec.store, manifest)
-            remove_piles(config)
+            remove_piles(spec, config)
             return Exported(spec, manifest, 0, 0.0)
         refuse_planted_files(spec.store, index=manifest.index)
         documents = sum(source.manifest.documents for source in job.sources)
@@ -189,10 +189,12 @@ def export(
             raise error
         manifest = find_piles(spec, config, manifest, observer)
         if not manifest.piled_tokens:  # the first pass begins: free the space of an earlier one
-            remove_piles(config)
+            remove_piles(spec, config)
         rest = Rest(job.tokens, documents, manifest.tokens, workers=0)
         if config.shuffle is not None:
-            rest = dataclasses.replace(rest, piles=manifest.piles or begin_piles(spec, manifest, job.tokens).piles)
+            rest = dataclasses.replace(
+                rest, piles=manifest.piles or begin_piles(spec, config, manifest, job.tokens).piles
+            )
         needs, has_limit = find_needs(spec, config.pile_folder, rest), bool(config.parts)
         check_needs(needs, spec, exact=not manifest.mix, has_limit=has_limit)
         for warning in stray_warnings(spec.store, spec.layout):
@@ -262,7 +264,7 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progr
             if error := training_error(spec, config, packer.first_segment_tokens):
                 raise error
             manifest = output.finish()
-        remove_piles(config)
+        remove_piles(spec, config)
         return manifest
 
 
@@ -271,7 +273,7 @@ def _write_piles(
 ) -> Manifest:
     """Make the first pass of a shuffle; return the manifest with its piles."""
     if manifest.piles is None:
-        manifest = begin_piles(job.spec, manifest, job.tokens)
+        manifest = begin_piles(job.spec, config, manifest, job.tokens)
     assert manifest.piles is not None
     packer = make_pile_packer(job.spec, manifest.piles, job.limit_tokens)
     disk.attempt(partial(note_scratch, config))

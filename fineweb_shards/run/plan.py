@@ -21,7 +21,7 @@ from fineweb_shards.run.estimate import QUICK_SAMPLE_BYTES, Extent, measure_exte
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.output_text import training_error
 from fineweb_shards.run.resources import DiskNeed, Rest, check_needs, find_needs
-from fineweb_shards.run.shuffle import count_piles
+from fineweb_shards.run.shuffle import empty_piles
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import HUB_ON_DISK
 from fineweb_shards.stream.mix import MixRule
@@ -156,7 +156,7 @@ def make_plan(
         documents_exact=extent.documents_exact and takes_all and config.max_tokens is None,
     )
     if config.shuffle is not None and piles is None:
-        piles = PileState.beginning(count_piles(job.output, extent.tokens), starts)
+        piles = empty_piles(job.output, config, extent.tokens, starts)
     if piles is not None and piles.ended:
         extent = replace(extent, tokens=sum(piles.tokens), documents=piles.documents, exact=True, documents_exact=True)
     read_bytes = to_fetch = 0

@@ -156,6 +156,9 @@ def find_needs(spec: OutputSpec, pile_folder: Path, rest: Rest) -> list[DiskNeed
     if not piles.ended:
         left = size_bytes(max(0, rest.tokens - sum(piles.tokens)))
         left += max(0, ENTRY_BYTES * rest.documents - piles.list_bytes)
+    if piles.in_bucket:
+        shards += max(0, ENTRY_BYTES * rest.documents - piles.list_bytes)
+        return [DiskNeed(spec.folder, shards, 0, free_disk_bytes(spec.folder))]
     free = free_disk_bytes(pile_folder)
     if not any(piles.tokens):  # when a first pass begins, it removes the files of an earlier one
         free += sum(path.stat().st_size for path in pile_folder.glob("*"))

@@ -4,7 +4,7 @@
 
 The second pass is a normal build whose source is the piles, and its cursors are positions in them. A pile is deleted
 once everything from it is recorded. If one is missing or damaged, the first pass is repeated and makes the same piles;
-finished shards are kept.
+finished shards are kept. On a cluster that writes to a bucket the piles are there, too, until the end of the build.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fineweb_shards.errors import ChangedError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.formats.base import PileSettings, ReadSettings
-from fineweb_shards.formats.piles import FOLDER, digest_of, pile_errors, pile_name
+from fineweb_shards.formats.piles import FOLDER, OBJECTS, digest_of, list_path, pile_errors, pile_name
 from fineweb_shards.formats.registry import PILES
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
@@ -28,10 +28,11 @@ from fineweb_shards.run.stream import Running, write_stream
 from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.storage.place import SCRATCH, InputFile
 from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.store.pile_objects import fetch_list, find_lost_object, remove_objects
 from fineweb_shards.store.shard_files import sizes_of
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.section import Section
-from fineweb_shards.stream.shuffle import MOST_PILES, PileState
+from fineweb_shards.stream.shuffle import MOST_IN_BUCKET, MOST_PILES, PileState
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.stream.stitcher import add_cursors
 from fineweb_shards.system.durable import FolderLock, output_errors, write_file
@@ -46,6 +47,7 @@ from fineweb_shards.writing.placement import begin_output
 
 PILE_BYTES = 64 * 2**20  # so that the page cache holds a pile while its documents are read one by one
 _UNKNOWN_PILES = 256  # if the size of the stream is unknown
+_FETCHED_BYTES = 2 * PILE_BYTES  # of a batch in a bucket: a whole pile, unless it is much larger than planned
 # Settings of the input that do not apply to piles.
 _OF_INPUT = (
     "input", "dataset", "name", "split", "revision", "parts", "weight", "epochs", "mix_until", "text_column",
@@ -53,18 +55,36 @@ _OF_INPUT = (
 )  # fmt: skip
 
 
-def choose_count(expected_bytes: int | None) -> int:
+def choose_count(expected_bytes: int | None, most: int = MOST_PILES) -> int:
     """Return the number of piles for this many bytes of tokens. It does not affect the order."""
     if expected_bytes is None:
         return _UNKNOWN_PILES
-    return min(MOST_PILES, max(1, -(-expected_bytes // PILE_BYTES)))
+    return min(most, max(1, -(-expected_bytes // PILE_BYTES)))
 
 
-def find_piles(spec: OutputSpec, config: Config, manifest: Manifest, observer: Observer) -> Manifest:
+def find_piles(
+    spec: OutputSpec, config: Config, manifest: Manifest, observer: Observer, *, fetches_list: bool = True
+) -> Manifest:
     """Check the piles and return the manifest; if a pile that is still needed is missing, with a first pass that begins
-    again. Raise ChangedError if the piles are in another --scratch folder."""
+    again. If the piles are in a bucket, also fetch their list. Raise ChangedError if they are somewhere else."""
     state = manifest.piles
-    if state is None or (lost := _find_lost(spec, config.pile_folder, manifest, state)) is None:
+    if state is None:
+        return manifest
+    if state.in_bucket != config.has_piles_in_bucket:
+        place, executor = ("in the bucket", "ray") if state.in_bucket else ("on the machine that began it", "local")
+        raise ChangedError(
+            f"{spec.store.location}: the piles of this shuffle are {place}, because its executor is {executor}.",
+            f"Resume with --executor {executor}, or start over with --fresh.",
+        )
+    lost: Path | str | None
+    if state.in_bucket:
+        lost = find_lost_object(spec.store, state, spec.shard_format)
+        path = list_path(config.pile_folder)
+        if lost is None and fetches_list and not fetch_list(spec.store, state, path):
+            lost = path
+    else:
+        lost = _find_lost(spec, config.pile_folder, manifest, state)
+    if lost is None:
         return manifest
     text = f"{lost} is missing or has changed"
     if (earlier := _earlier_folder(config)) not in (None, config.pile_folder.absolute()):
@@ -103,16 +123,21 @@ def note_scratch(config: Config) -> None:
         write_file(path, os.fsencode(config.pile_folder.absolute()), path.parent)
 
 
-def count_piles(spec: OutputSpec, expected_tokens: int | None) -> int:
-    """Return the number of piles for a stream of about that length."""
-    return choose_count(None if expected_tokens is None else spec.shard_format.size_bytes(expected_tokens))
+def empty_piles(
+    spec: OutputSpec, config: Config, expected_tokens: int | None, starts: Cursors, taken: tuple[Taken, ...] = ()
+) -> PileState:
+    """Return the state at the beginning of a stream of about that length."""
+    in_bucket = config.has_piles_in_bucket
+    expected_bytes = None if expected_tokens is None else spec.shard_format.size_bytes(expected_tokens)
+    count = choose_count(expected_bytes, MOST_IN_BUCKET if in_bucket else MOST_PILES)
+    return PileState.beginning(count, starts, taken, in_bucket=in_bucket)
 
 
-def begin_piles(spec: OutputSpec, manifest: Manifest, expected_tokens: int | None) -> Manifest:
+def begin_piles(spec: OutputSpec, config: Config, manifest: Manifest, expected_tokens: int | None) -> Manifest:
     """Return the manifest with empty piles for a stream of about that length."""
     starts = (Cursor(0, 0),) * len(manifest.parts)
     taken = tuple(Taken() for _ in manifest.parts) if manifest.mix else ()
-    return replace(manifest, piles=PileState.beginning(count_piles(spec, expected_tokens), starts, taken))
+    return replace(manifest, piles=empty_piles(spec, config, expected_tokens, starts, taken))
 
 
 def _find_lost(spec: OutputSpec, folder: Path, manifest: Manifest, state: PileState) -> Path | None:
@@ -134,7 +159,7 @@ def make_piles(job: Job, manifest: Manifest, executor: Executor, progress: Progr
     """Make the first pass of a build, or the rest of it; return the manifest with all piles."""
     running = Running(job, manifest, executor, progress)
     if manifest.piles is None:
-        manifest = begin_piles(job.output, manifest, progress.expected_tokens())
+        manifest = begin_piles(job.output, job.config, manifest, progress.expected_tokens())
     state = manifest.piles
     assert state is not None
     running.disk.attempt(lambda: begin_output(job.output.store, manifest))
@@ -203,11 +228,18 @@ def pile_source(spec: OutputSpec, config: Config, manifest: Manifest) -> Parts:
     settings = ReadSettings(
         text_column="",
         separator="none",
-        batch_bytes=config.batch_bytes,
+        batch_bytes=_FETCHED_BYTES if state.in_bucket else config.batch_bytes,
         skip_bad=False,
         vocabulary=spec.vocabulary,
+        max_outage_seconds=config.max_outage,
         tokens_column="documents",
-        piles=PileSettings(len(state.tokens), state.list_bytes, shard_format.read_dtype, spec.layout.eot_first),
+        piles=PileSettings(
+            len(state.tokens),
+            state.list_bytes,
+            shard_format.read_dtype,
+            spec.layout.eot_first,
+            f"{spec.store.location}/{OBJECTS}" if state.in_bucket else "",
+        ),
     )
     files = [
         InputFile(
@@ -249,9 +281,11 @@ def lock_scratch(config: Config) -> Iterator[None]:
                 lock.remove()
 
 
-def remove_piles(config: Config) -> None:
+def remove_piles(spec: OutputSpec, config: Config) -> None:
     """Remove the piles and their folder if possible; nothing depends on it."""
     folder = config.pile_folder
+    if spec.store.is_remote:
+        remove_objects(spec.store)
     with contextlib.suppress(OSError):
         _scratch_note(config).unlink(missing_ok=True)
         refuse_linked_folders(folder / pile_name(0))

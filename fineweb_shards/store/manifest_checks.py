@@ -16,7 +16,7 @@ from typing import Any
 
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.base import Numbering, ShardFormat
-from fineweb_shards.stream.shuffle import MOST_PILES, PileState
+from fineweb_shards.stream.shuffle import MOST_IN_BUCKET, MOST_PILES, PileState
 from fineweb_shards.system.json_values import expect, get
 from fineweb_shards.types import SPLITS, Counts, Cursor, Cursors, Quarantined, ShardRecord, Taken
 
@@ -124,7 +124,8 @@ def check_piles(piles: PileState, files: Sequence[int], mixed: int) -> None:
     check_cursors([piles.end], files)
     check_taken([piles.taken], mixed)
     figures = (*piles.tokens, piles.documents, piles.open_tokens, piles.list_bytes, *_get_counts(piles.counts))
-    if not 1 <= piles.count <= MOST_PILES or len(piles.tokens) != piles.count + 1 or min(figures) < 0:
+    most = MOST_IN_BUCKET if piles.in_bucket else MOST_PILES
+    if not 1 <= piles.count <= most or len(piles.tokens) != piles.count + 1 or min(figures) < 0:
         raise ValueError(f"its figures for {piles.count} piles are inconsistent")
     if not 0 <= piles.open_pile <= piles.count or piles.open_tokens > piles.tokens[piles.open_pile]:
         raise ValueError(f"the last document is not in pile {piles.open_pile}")

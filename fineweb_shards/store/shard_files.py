@@ -16,7 +16,7 @@ import hashlib
 import os
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy as np
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
-from fineweb_shards.formats.piles import copy_ranges, digest_of, list_path, pile_errors, pile_name
+from fineweb_shards.formats.piles import OBJECTS, copy_ranges, digest_of, list_path, pile_errors, pile_name
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.stream.shuffle import MOST_PILES, PileState
@@ -236,10 +236,23 @@ def _write_header(segment: Segment) -> None:
 
 @dataclass(frozen=True)
 class PileWork:
-    """What was added to some piles, to be made durable and hashed; `path` is their folder."""
+    """What was added to some piles, to be made durable and hashed; `path` is their folder. With `name`, it is what a
+    checkpoint adds to all of them: one object in a bucket, made in the file `path`."""
 
     path: Path
     ranges: tuple[tuple[int, int, int], ...]  # number, and first and last byte of each
+    name: str = ""
+
+    def in_object(self, placement: Placement) -> Placement:
+        """Return where the tokens belong in the object; those beyond the checkpoint are left out."""
+        assert placement.piles is not None
+        _, begins, ends = np.array(self.ranges, np.int64).T
+        sizes = ends - begins
+        shifts, piles = np.cumsum(sizes) - sizes - begins, placement.piles
+        own = np.flatnonzero(placement.offsets < ends[piles])
+        offsets = (placement.offsets + shifts[piles])[own]
+        order = np.argsort(offsets)
+        return replace(placement, offsets=offsets[order], ranges=placement.ranges[own[order]], piles=None)
 
 
 def seal(
@@ -250,6 +263,13 @@ def seal(
     if isinstance(work, Segment):
         return seal_segment(observer, work, shard_format, store, max_wait_seconds)
     hashes = []
+    if work.name:
+        position = 0
+        for _, begin, end in work.ranges:
+            hashes.append(digest_of(work.path, position, position + end - begin).hexdigest())
+            position += end - begin
+        store.add_file(work.path, f"{OBJECTS}/{work.name}", observer)
+        return "".join(hashes)
     for number, begin, end in work.ranges:
         path = work.path / pile_name(number)
         with pile_errors(path):
@@ -262,7 +282,8 @@ def seal(
 
 def sizes_of(folder: Path, state: PileState, shard_format: ShardFormat) -> dict[Path, int]:
     """Return the size of each file of the first pass that the manifest records."""
-    sizes = {folder / pile_name(number): shard_format.size_bytes(n) for number, n in enumerate(state.tokens)}
+    tokens = () if state.in_bucket else state.tokens
+    sizes = {folder / pile_name(number): shard_format.size_bytes(n) for number, n in enumerate(tokens)}
     return {**sizes, list_path(folder): state.list_bytes}
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fineweb_shards.types import Counts, Cursor, Cursors, Piles, Positions, Split, Taken
 
 MOST_PILES = 512  # a worker has all of them open; their size is unlimited, because no process holds a whole pile
+MOST_IN_BUCKET = 2048  # a worker fetches a whole one for each batch
 CHECKSUMS = 2**53
 Hashes = NDArray[np.uint64]
 STEP, _FIRST, _SECOND = (np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -63,19 +64,23 @@ class PileState:
     open_pile: int = 0  # of that document
     list_bytes: int = 0
     list_sha256: str = ""
+    in_bucket: bool = False  # with the output, for a cluster; else they are files
     counts: Counts = _NO_COUNTS  # of the input up to `end`
     ended: bool = False
     checksum: int = 0  # of the documents in the list
     earlier_checksum: int | None = None  # in a repeated pass: of the documents that the first one listed
 
     @classmethod
-    def beginning(cls, count: int, starts: Cursors, taken: tuple[Taken, ...] = ()) -> PileState:
-        return cls(count, starts, (0,) * (count + 1), taken)
+    def beginning(
+        cls, count: int, starts: Cursors, taken: tuple[Taken, ...] = (), *, in_bucket: bool = False
+    ) -> PileState:
+        return cls(count, starts, (0,) * (count + 1), taken, in_bucket=in_bucket)
 
     def again(self) -> PileState:
         """Return the state that repeats the pass, with the same number of piles: cursors of finished shards are
         positions in them."""
-        state = self.beginning(self.count, (Cursor(0, 0),) * len(self.end), (Taken(),) * len(self.taken))
+        starts, taken = (Cursor(0, 0),) * len(self.end), (Taken(),) * len(self.taken)
+        state = self.beginning(self.count, starts, taken, in_bucket=self.in_bucket)
         return replace(state, earlier_checksum=self.checksum if self.ended else self.earlier_checksum)
 
 

@@ -4,6 +4,9 @@ A checkpoint waits until everything before it is written, has the data plane mak
 documents that have ended to the list, and saves the manifest with the length of each file. So after a crash the pass
 continues there, and whatever was written later is truncated. Checkpoints are made after a number of tokens, after half
 a minute, and when a run is stopped.
+
+In a bucket a checkpoint is an object of its own (formats/piles.py). So placements name the checkpoint, not the folder,
+and several checkpoints are uploaded at once.
 """
 
 from __future__ import annotations
@@ -13,16 +16,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from fineweb_shards.errors import ChangedError, Interrupted, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
-from fineweb_shards.formats.piles import append_to_list, digest_of, list_block, list_path, pile_errors
+from fineweb_shards.formats.piles import (
+    append_to_list,
+    block_bytes,
+    digest_of,
+    list_block,
+    list_path,
+    object_name,
+    pile_errors,
+)
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.manifest_file import ManifestFile
+from fineweb_shards.store.pile_objects import add_list_block, remove_objects
 from fineweb_shards.store.shard_files import PileWork, prepare_piles, sizes_of
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.packer import PackedTotals, Packer
@@ -30,6 +43,7 @@ from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.shuffle import CHECKSUMS, Listed, PileState, Shuffler
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.durable import output_errors
+from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Cursors, Placement, ShardSlice
 from fineweb_shards.writing.placement import LONGEST_LAST_SECONDS, rows_by_block
@@ -39,6 +53,7 @@ _CHECKPOINT_TOKENS = 100_000_000
 _TOKENS_PER_PILE = 2**18
 _CHECKPOINT_SECONDS = 30.0  # at most, if there is anything to record
 _MOST_LISTED = 2**20  # documents waiting for a checkpoint
+_UPLOADED_AT_ONCE = 4  # checkpoints
 
 
 def make_pile_packer(spec: OutputSpec, state: PileState, max_tokens: int | None) -> Packer:
@@ -62,10 +77,17 @@ def make_pile_packer(spec: OutputSpec, state: PileState, max_tokens: int | None)
 class _Checkpoint:
     """What to record once the first `after` placements are written and the piles are durable."""
 
+    before: PileState
     state: PileState
     listed: Listed
     after: int
-    syncs: list[Future[str]]
+    path: Path  # of the placements since the previous checkpoint
+    syncs: list[Future[str]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name of its object in a bucket."""
+        return object_name(self.before.list_bytes, sum(self.state.tokens))
 
 
 @dataclass(eq=False)
@@ -89,6 +111,9 @@ class PileOutput:
         self._writes: deque[tuple[int, Future[None]]] = deque()  # of placements that may be unwritten, with numbers
         self._placed = 0  # placements
         self._checkpoints: deque[_Checkpoint] = deque()
+        self._last = piles  # the state at the last one
+        self._begun = 0  # checkpoints in this run
+        self._most = _UPLOADED_AT_ONCE if piles.in_bucket else 1
         self._counts, self._end, self._taken = piles.counts, piles.end, piles.taken
         # The last place for a checkpoint, if none was begun there: the state, and the lists and placements before it.
         self._noted: tuple[PileState, int, int] | None = None
@@ -96,6 +121,8 @@ class PileOutput:
         self._is_recording = False
         sizes = sizes_of(self.folder, piles, self.spec.shard_format)
         self.disk.attempt(lambda: prepare_piles(sizes))
+        if piles.in_bucket:
+            remove_objects(self.spec.store, piles.list_bytes)
         with pile_errors(list_path(self.folder)):
             self._list_digest = digest_of(list_path(self.folder), 0, piles.list_bytes)
 
@@ -113,6 +140,12 @@ class PileOutput:
         with contextlib.suppress(ShardError, Interrupted, TimeoutError):
             self._begin_checkpoint()
             self._settle(0, LONGEST_LAST_SECONDS)
+
+    @property
+    def _path(self) -> Path:
+        """Where placements are made: the folder of the piles, or a name for the next checkpoint's object."""
+        is_folder = not self._last.in_bucket
+        return self.folder if is_folder else self.spec.folder / WORK_FOLDER / f"piles-{self._begun}"
 
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
@@ -141,7 +174,7 @@ class PileOutput:
         self._note_place()
         if self._shuffler.listed >= _MOST_LISTED:
             self._begin_checkpoint()
-        self._settle(1)
+        self._settle(self._most)
 
     def _place(self, section: Section, begin: int, part: ShardSlice) -> list[tuple[int, Placement]]:
         """Return a placement for each block of a slice that begins with token `begin` of its section, with the block's
@@ -151,7 +184,7 @@ class PileOutput:
         lengths = ranges[:, 1] - ranges[:, 0]
         piles, places = pieces.place(begin + np.cumsum(lengths) - lengths)
         offsets = self.spec.shard_format.size_bytes(places)
-        path = str(self.folder)
+        path = str(self._path)
         if len(section.blocks) == 1:  # without a mix
             return [(0, Placement(path, offsets, ranges, piles))]
         found = rows_by_block(holders)
@@ -176,7 +209,12 @@ class PileOutput:
             return
         with self._recording():
             state, lists, placed = self._noted
-            self._checkpoints.append(_Checkpoint(state, self._shuffler.take_listed(lists), placed, []))
+            listed = self._shuffler.take_listed(lists)
+            end = self._last.list_bytes + block_bytes(len(state.tokens), len(listed.hashes))
+            state = replace(state, list_bytes=end, checksum=(self._last.checksum + listed.checksum) % CHECKSUMS)
+            self._checkpoints.append(_Checkpoint(self._last, state, listed, placed, self._path))
+            self._last = state
+            self._begun += 1
             self._noted, self._checkpoint_time = None, time.monotonic()
 
     def advance(self) -> None:
@@ -186,14 +224,14 @@ class PileOutput:
         while self._writes and self._writes[0][1].done():
             self._writes[0][1].result()
             self._writes.popleft()
+        written = self._writes[0][0] if self._writes else self._placed
         while self._checkpoints:
+            for checkpoint in islice(self._checkpoints, self._most):
+                if checkpoint.after <= written and not checkpoint.syncs:
+                    self.spec.store.check_lock()
+                    self._begin_syncs(checkpoint)
             first = self._checkpoints[0]
-            if first.after > (self._writes[0][0] if self._writes else self._placed):
-                return
-            if not first.syncs:
-                self.spec.store.check_lock()
-                self._begin_syncs(first)
-            if not all(sync.done() for sync in first.syncs):
+            if not first.syncs or not all(sync.done() for sync in first.syncs):
                 return
             hashes = [sync.result() for sync in first.syncs]
             with self._recording():
@@ -202,31 +240,31 @@ class PileOutput:
 
     def _begin_syncs(self, checkpoint: _Checkpoint) -> None:
         """Have the additions to the piles made durable, a share by each worker."""
-        assert self.manifest.piles is not None
-        size_bytes, bounds = self.spec.shard_format.size_bytes, (self.manifest.piles.tokens, checkpoint.state.tokens)
+        size_bytes, bounds = self.spec.shard_format.size_bytes, (checkpoint.before.tokens, checkpoint.state.tokens)
         ranges = [(n, size_bytes(begin), size_bytes(end)) for n, (begin, end) in enumerate(zip(*bounds, strict=True))]
-        each = -(-len(ranges) // max(1, self.plane.workers))
-        works = [PileWork(self.folder, tuple(ranges[first : first + each])) for first in range(0, len(ranges), each)]
+        each, path = -(-len(ranges) // max(1, self.plane.workers)), checkpoint.path
+        works = [PileWork(path, tuple(ranges[first : first + each])) for first in range(0, len(ranges), each)]
+        if checkpoint.state.in_bucket:
+            works = [PileWork(path, tuple(ranges), checkpoint.name)]
         checkpoint.syncs.extend([self.plane.seal(work) for work in works])
 
     def _record(self, checkpoint: _Checkpoint, hashes: list[str]) -> None:
         """Append a block to the list, and save the manifest."""
-        before, listed, path = self.manifest.piles, checkpoint.listed, list_path(self.folder)
-        assert before is not None
+        before, state, listed, path = checkpoint.before, checkpoint.state, checkpoint.listed, list_path(self.folder)
         whole = bytes.fromhex("".join(hashes))
         added = [whole[first : first + 32] for first in range(0, len(whole), 32)]
-        block = list_block(checkpoint.state.tokens, added, listed.hashes, listed.lengths, listed.piles)
+        block = list_block(before.tokens, state.tokens, added, listed.hashes, listed.lengths, listed.piles)
 
         def append() -> None:
             with output_errors(path):
                 append_to_list(path, before.list_bytes, block)
 
         self.disk.attempt(append)
+        if state.in_bucket:
+            add_list_block(self.spec.store, checkpoint.name, block, self.disk.observer)
         self._list_digest.update(block)
-        end, sha256 = before.list_bytes + len(block), self._list_digest.hexdigest()
-        checksum = (before.checksum + listed.checksum) % CHECKSUMS
-        self._save(replace(checkpoint.state, list_bytes=end, list_sha256=sha256, checksum=checksum))
-        self.on_record(checkpoint.state.end)
+        self._save(replace(state, list_sha256=self._list_digest.hexdigest()))
+        self.on_record(state.end)
 
     def _save(self, state: PileState) -> None:
         self.spec.store.check_lock()

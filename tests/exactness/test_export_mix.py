@@ -188,7 +188,7 @@ def test_a_shuffle_of_folders_is_the_plain_sort(
             mixed = replace(mixed, parts=((mixed.parts[0][0], 1, 1),))
         monkeypatch.setattr(verify, "BLOCK_TOKENS", chooser.choice([7, 100, 777, 2**19]))
         count = chooser.choice([1, 3, 50])
-        monkeypatch.setattr(shuffle, "choose_count", lambda _, count=count: count)
+        monkeypatch.setattr(shuffle, "choose_count", lambda *_, count=count: count)
         monkeypatch.setattr(piles, "_TOKENS_PER_PILE", 1)
         stream, val = mixed.stream(folders)
         eot_first = EOT_FIRST.get(mixed.wanted.layout, False)

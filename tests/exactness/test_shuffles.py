@@ -52,7 +52,7 @@ from fineweb_shards.commands.main import main
 from fineweb_shards.run import shuffle
 from fineweb_shards.writing import piles
 
-shuffle.choose_count = lambda expected_bytes: int(sys.argv[1])
+shuffle.choose_count = lambda *_: int(sys.argv[1])
 piles._TOKENS_PER_PILE = 1
 sys.exit(main(sys.argv[2:]))
 """
@@ -151,7 +151,7 @@ def test_random_shuffles_are_the_reference_resumed_or_not(
     for seed in tries(20, 200):
         chooser, folder = random.Random(seed), tmp_path / str(seed)
         one = Shuffle(seed, [*LAYOUTS] if soak else THREE_LAYOUTS)
-        monkeypatch.setattr(shuffle, "choose_count", lambda _, count=one.piles: count)
+        monkeypatch.setattr(shuffle, "choose_count", lambda *_, count=one.piles: count)
         monkeypatch.setattr(pile_format, "MOST_IN_PART", chooser.choice([9, 10**6]))
         settings, out = one.settings(folder), folder / "out"
         manifest = runs.build_inline(out, batch_bytes=chooser.choice([1024, 5000, 10**6]), **settings)
@@ -177,7 +177,7 @@ def test_a_first_pass_that_is_stopped_keeps_what_is_placed(
         monkeypatch.setattr(piles, "_CHECKPOINT_SECONDS", 0 if seed % 2 else 10**9)
         folder, chooser = tmp_path / str(seed), random.Random(seed)
         one = Shuffle(2000 + seed, [*LAYOUTS] if soak else THREE_LAYOUTS)
-        monkeypatch.setattr(shuffle, "choose_count", lambda _, count=one.piles: count)
+        monkeypatch.setattr(shuffle, "choose_count", lambda *_, count=one.piles: count)
         settings, out = {**one.settings(folder), "batch_bytes": 1024}, folder / "out"
         with monkeypatch.context() as patch:
             placed = stop_in_place(patch, chooser.randint(1, 9))
@@ -271,7 +271,7 @@ def test_a_damaged_pile_is_made_again_and_finished_shards_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, name: str
 ) -> None:
     """Between the passes, or in the second one: a changed byte is told, and the next run makes the piles again."""
-    monkeypatch.setattr(shuffle, "choose_count", lambda _: 3)
+    monkeypatch.setattr(shuffle, "choose_count", lambda *_: 3)
     path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
     pile = out / ".fineweb-shards" / "piles" / name
 
@@ -427,7 +427,7 @@ def test_piles_are_in_the_scratch_folder_and_removed(tmp_path: Path, monkeypatch
 def test_other_piles_than_those_of_finished_shards_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the first pass has to be made again with another --on-bad-file, which a resume may have; with the right one it
     is made once more, and all is well."""
-    monkeypatch.setattr(shuffle, "choose_count", lambda _: 3)
+    monkeypatch.setattr(shuffle, "choose_count", lambda *_: 3)
     path, out = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "out"
 
     def stop() -> Any:
@@ -460,7 +460,7 @@ WORDS = ("--shuffle", 5, "--shard-tokens", 2000, "--batch-bytes", 4000)
 
 @pytest.fixture
 def three_piles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle, "choose_count", lambda _: 3)
+    monkeypatch.setattr(shuffle, "choose_count", lambda *_: 3)
 
 
 def flip(path: Path) -> None:

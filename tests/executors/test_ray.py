@@ -36,6 +36,7 @@ from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest
+from fineweb_shards.store.opening import scratch_folder
 from tests.conftest import THREE_LAYOUTS
 from tests.exactness.test_mixes import Mix, Part, draw_mix, toml_of
 from tests.executors import poison
@@ -318,12 +319,52 @@ def test_a_shuffle_survives_a_loss(
         assert not [*tmp_path.rglob("piles"), *tmp_path.rglob(MARK_FILE)]
 
 
-def test_piles_are_where_all_nodes_see_them(tmp_path: Path, many: Path) -> None:
-    """A bucket is refused before anything starts."""
-    words = ["build", "--input", many, "--shuffle", 1, "--executor", "ray", "--shard-tokens", 1000]
-    done = inline.run_command(*words, "--out", "s3://bucket/folder")
-    assert done.returncode == 2, done.stderr
-    assert "and --out s3://bucket/folder: all nodes must see the piles" in done.stderr
+@pytest.mark.promise("a shuffle is a plain sort", "Ray gives the same bytes; a lost node or driver costs time")
+@pytest.mark.parametrize("moment", ["first pass", "second pass"])
+def test_piles_in_a_bucket_outlive_the_driver(
+    tmp_path: Path, cluster: RayCluster, many: Path, bucket_environment: str, bucket_url: str, moment: str
+) -> None:
+    """With an output in a bucket the piles and their list are there, too. If the driver is killed in either pass,
+    another machine goes on, and repeats nothing that was recorded. A damaged pile is noticed, and made again. In the
+    end nothing is left."""
+    expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(MANY, 8)), SHARD_TOKENS)
+    view, first, second = BucketView(bucket_environment, bucket_url), tmp_path / "first", tmp_path / "second"
+    words = [*build_many(many, Path("out")), "--shuffle", 8, "--batch-bytes", "16k", *on(cluster)]
+    words[words.index("out")] = bucket_url
+
+    def has_begun(pass_number: int) -> bool:
+        manifest = load_manifest(scratch_folder(bucket_url, str(first)))
+        done = (manifest.piled_tokens, manifest.tokens)[pass_number - 1] if manifest else 0
+        return bool(manifest and done and manifest.pass_number == pass_number)
+
+    killed = RayDriver(cluster.address)
+    killed.start(*words, "--scratch", first)
+    assert wait_until(partial(has_begun, 1 if moment == "first pass" else 2), 300)
+    killed.kill()
+    killed.close()
+    assert wait_until(lambda: not cluster.processes())
+    view.delete(".fineweb-shards/lock.json")  # else another machine waits for a minute
+    begun = json.loads(view.read("manifest.json"))
+
+    done = inline.run_command(*words[: words.index("--executor")], "--scratch", second)
+    assert done.returncode == 4, done.stderr
+    assert "the piles of this shuffle are in the bucket" in done.stderr
+    with contextlib.closing(RayDriver(cluster.address)) as driver:
+        if moment == "second pass":
+            name = min(one for one in view.names() if "/piles/" in one and not one.endswith(".documents"))
+            view.write(name, bytes(len(view.read(name))))
+            code, errors = driver.run(*words, "--scratch", second)
+            assert code == 7, errors
+            assert f"{name}: this file of the shuffle has changed" in errors
+        code, errors = driver.run(*words, "--scratch", second)
+    assert code == 0, errors
+    assert view.outputs() == expected
+    assert not [name for name in view.names() if "/piles/" in name]
+    log = (scratch_folder(bucket_url, str(second)) / ".fineweb-shards/log.txt").read_text()
+    assert ("the first pass of the shuffle is repeated" in log) == (moment == "second pass")
+    done_before = sum(begun["piles"]["tokens"]) if moment == "first pass" else 0
+    assert f"after {done_before:,} tokens" in log or not done_before
+    assert not [path for path in second.rglob("*") if path.name == "piles" or path.suffix == ".tmp"]
 
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")

@@ -130,7 +130,7 @@ def test_a_full_disk_while_files_grow(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_full_disk_in_either_pass_of_a_shuffle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """What is recorded of either pass stays, and with space the same command completes."""
     monkeypatch.setattr(verify, "BLOCK_TOKENS", 777)
-    monkeypatch.setattr(shuffle, "choose_count", lambda _: 4)
+    monkeypatch.setattr(shuffle, "choose_count", lambda *_: 4)
     monkeypatch.setattr(piles, "_TOKENS_PER_PILE", 1)
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
     expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(DOCUMENTS, 3)), 2000)
@@ -160,7 +160,7 @@ def test_an_fsync_error_in_either_pass_of_a_shuffle_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a pile, of the list, of a shard; a new run makes it good."""
-    monkeypatch.setattr(shuffle, "choose_count", lambda _: 2)
+    monkeypatch.setattr(shuffle, "choose_count", lambda *_: 2)
     monkeypatch.setattr(piles, "_TOKENS_PER_PILE", 1)
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10)
     expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(DOCUMENTS, 3)), 2000)
@@ -181,7 +181,7 @@ def test_an_fsync_error_in_either_pass_of_a_shuffle_ends_the_run(
 @pytest.mark.parametrize("unreadable", ["0002", "documents"])
 def test_a_pile_that_can_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str) -> None:
     """In every run, with what helps: without the file the first pass is repeated."""
-    monkeypatch.setattr(shuffle, "choose_count", lambda _: 2)
+    monkeypatch.setattr(shuffle, "choose_count", lambda *_: 2)
     path, out = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10), tmp_path / "out"
     pile = out / ".fineweb-shards/piles" / unreadable
     words = ["build", "--input", path, "--out", out, "--shuffle", 3, "--shard-tokens", 2000]
@@ -214,7 +214,7 @@ def test_a_pile_that_can_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.promise("an fsync error is fatal")
 def test_a_pile_that_is_not_durable_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it was for lack of space: what the kernel has dropped then would never be missed by a second fsync."""
-    monkeypatch.setattr(shuffle, "choose_count", lambda _: 2)
+    monkeypatch.setattr(shuffle, "choose_count", lambda *_: 2)
     monkeypatch.setattr(piles, "_TOKENS_PER_PILE", 1)
     path, out = write_parquet(tmp_path / "a.parquet", DOCUMENTS, 10), tmp_path / "out"
     settings, pile = {"shuffle": 3, "shard_tokens": 2000, "batch_bytes": 2048}, out / ".fineweb-shards/piles/0002"

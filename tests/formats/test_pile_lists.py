@@ -32,7 +32,8 @@ def write_list(folder: Path, hashes: np.ndarray, lengths: Positions, block: int)
         own = slice(first, first + block)
         tokens = [0, int(lengths[: own.stop].sum())]
         of_pile = np.ones(len(hashes[own]), np.int16)
-        data = piles.list_block(tokens, [bytes(32)] * ONE_PILE, hashes[own], lengths[own], of_pile)
+        before = [0, int(lengths[:first].sum())]
+        data = piles.list_block(before, tokens, [bytes(32)] * ONE_PILE, hashes[own], lengths[own], of_pile)
         piles.append_to_list(path, size, data)
         size += len(data)
     return PileSettings(ONE_PILE, size, np.dtype(np.uint16), eot_first=True)
@@ -97,7 +98,8 @@ def test_ranges_of_a_pile_are_read_in_any_order_and_density(tmp_path: Path, monk
         ranges = list(zip(bounds[::2], bounds[1::2], strict=True))
         chooser.shuffle(ranges)
         begins, ends = np.array(ranges).T
-        tokens = piles._read_ranges(path, np.empty(int((ends - begins).sum()), np.uint16), begins, ends - begins)
+        tokens = np.empty(int((ends - begins).sum()), np.uint16)
+        piles._read_ranges(path, tokens, begins, ends - begins)
         assert tokens.tolist() == [token for begin, end in ranges for token in range(begin, end)]
 
 

@@ -120,7 +120,7 @@ def row(plan: Plan, name: str) -> str:
 
 def test_the_plan_says_what_a_shuffle_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By which seed, in how many piles and passes; of what; how long both take; that validation is a sample."""
-    monkeypatch.setattr(shuffle, "choose_count", lambda _: 5)
+    monkeypatch.setattr(shuffle, "choose_count", lambda *_: 5)
     write_parquet(tmp_path / "a.parquet", DOCUMENTS)
     plan = plan_of(tmp_path)
     assert row(plan, "shuffle") == "all documents, by seed 7, in two passes: into 5 piles, then into shards"
@@ -143,7 +143,7 @@ def test_the_plan_says_what_a_shuffle_does(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_plan_counts_the_pile_of_files_for_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there until its shards are: here it has half of all tokens."""
-    monkeypatch.setattr(shuffle, "choose_count", lambda _: 20)
+    monkeypatch.setattr(shuffle, "choose_count", lambda *_: 20)
     for name in "ab":
         write_parquet(tmp_path / f"{name}.parquet", DOCUMENTS)
     whole = plan_of(tmp_path, shard_tokens=200, val_input=(str(tmp_path / "b.parquet"),))

@@ -19,7 +19,7 @@ PILES = 3
 @contextlib.contextmanager
 def small_steps() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shuffle, "choose_count", lambda _: PILES)
+        patch.setattr(shuffle, "choose_count", lambda *_: PILES)
         patch.setattr(piles, "_TOKENS_PER_PILE", 300)
         yield
 

@@ -61,6 +61,7 @@ from fineweb_shards.units import show_number_of
 
 _REMOTE_TASKS_PER_CORE = 2
 _BATCHES = 4  # in a task
+_TASK_BYTES = 64 * 2**20  # of them
 _ALL = 2**62  # no limit
 # A part of a file is written early beyond these shares of the window and of the object stores.
 _MUCH = 0.5
@@ -90,7 +91,8 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         observer: Observer | None = None,
     ) -> None:
         self._remote = spec.source.is_remote
-        self._batches = REMOTE_BATCHES if self._remote else _BATCHES
+        largest = max(part.settings.batch_bytes for part in spec.source.parts)  # a whole pile in a bucket is large
+        self._batches = max(1, min(REMOTE_BATCHES if self._remote else _BATCHES, _TASK_BYTES // largest))
         super().__init__(spec, _ALL, self._batches, quarantined, observer)
         self._cluster = cluster
         self._out = out

@@ -260,7 +260,7 @@ class NodeTasks:
             position = positions.setdefault(block.attempt, len(positions))
             tokens.append(StoredTokens(position, block.array, share.placement))
         task.attempts, task.running = list(positions), True
-        on_own_disk = self._creates and isinstance(task.work, Segment)
+        on_own_disk = self._creates and isinstance(task.work, Segment | PileWork)
         order = FileOrder(task.number, task.work, tuple(tokens), on_own_disk)
         self._avoided = {node: until for node, until in self._avoided.items() if until > now}
         node = task.node = min(

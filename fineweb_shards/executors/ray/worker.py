@@ -30,6 +30,7 @@ from fineweb_shards.executors.ray.board import EncodedBatch, Shipment, TaskResul
 from fineweb_shards.executors.ray.cluster import load_ray
 from fineweb_shards.executors.task import Death, DeathKind
 from fineweb_shards.storage.place import LOCAL
+from fineweb_shards.store.shard_files import PileWork
 from fineweb_shards.store.store import Segment
 from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.memory_guard import MemoryGuard
@@ -209,7 +210,7 @@ class RunProcess:
             work, path = order.work, None
             with contextlib.ExitStack() as scratch:
                 if order.on_own_disk:
-                    assert isinstance(work, Segment)
+                    assert isinstance(work, Segment | PileWork)
                     path = scratch.enter_context(_scratch_file(str(work.path), self._run))
                     work = replace(work, path=path)
                 lost = self._write(objects, order, observer, path)
@@ -235,7 +236,10 @@ class RunProcess:
                     continue
                 for part in parts:
                     placement = part.placement if path is None else replace(part.placement, path=str(path))
-                    writer.write(arrays[part.array], placement)
+                    if path is not None and isinstance(order.work, PileWork):
+                        placement = order.work.in_object(placement)
+                    if len(placement.ranges):
+                        writer.write(arrays[part.array], placement)
             if order.work is None:
                 writer.sync()  # the node that seals the file has to see it
         return lost
