@@ -89,7 +89,7 @@ def find_piles(
     text = f"{lost} is missing or has changed"
     if (earlier := _earlier_folder(config)) not in (None, config.pile_folder.absolute()):
         if earlier.exists():
-            is_in_out = earlier.is_relative_to(config.folder.absolute())
+            is_in_out = not config.bucket_url and earlier.is_relative_to(config.folder.absolute())
             scratch = "without --scratch" if is_in_out else f"--scratch {earlier.parents[2]}"
             raise ChangedError(
                 f"{lost} is missing: the piles of this shuffle are in {earlier}.",
@@ -100,18 +100,20 @@ def find_piles(
     return replace(manifest, piles=state.again())
 
 
+_NOTE_NAME = f"{WORK_FOLDER}/scratch"
+
+
 def _scratch_note(config: Config) -> Path:
-    """Return the file that names a pile folder outside the output, because the manifest holds no paths."""
-    return config.folder / WORK_FOLDER / "scratch"
+    """Return the file that names a pile folder outside the output, because the manifest holds no paths. A bucket gets a
+    copy of it, as of every small file in the work folder."""
+    return config.folder / _NOTE_NAME
 
 
 def _earlier_folder(config: Config) -> Path | None:
-    """Return the folder with the piles of earlier runs; None if unknown, for an output in a bucket."""
-    if config.bucket_url:
-        return None
+    """Return the folder with the piles of earlier runs; None if unknown."""
     path = _scratch_note(config)
     if not os.path.lexists(path):
-        return path.absolute().parent / FOLDER
+        return None if config.bucket_url else path.absolute().parent / FOLDER
     with output_errors(path):
         return Path(os.fsdecode(read_file(path)))
 
@@ -119,7 +121,7 @@ def _earlier_folder(config: Config) -> Path | None:
 def note_scratch(config: Config) -> None:
     """Record where the piles are."""
     path = _scratch_note(config)
-    if config.has_own_pile_folder:
+    if config.has_own_pile_folder or (config.bucket_url and not config.has_piles_in_bucket):
         write_file(path, os.fsencode(config.pile_folder.absolute()), path.parent)
 
 
@@ -284,10 +286,13 @@ def lock_scratch(config: Config) -> Iterator[None]:
 def remove_piles(spec: OutputSpec, config: Config) -> None:
     """Remove the piles and their folder if possible; nothing depends on it."""
     folder = config.pile_folder
+    note = _scratch_note(config)
     if spec.store.is_remote:
         remove_objects(spec.store)
+        if os.path.lexists(note):
+            spec.store.remove([_NOTE_NAME])
     with contextlib.suppress(OSError):
-        _scratch_note(config).unlink(missing_ok=True)
+        note.unlink(missing_ok=True)
         refuse_linked_folders(folder / pile_name(0))
         for path in folder.iterdir():
             path.unlink()

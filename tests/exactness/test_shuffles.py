@@ -31,6 +31,7 @@ from fineweb_shards.run import resources, shuffle
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import load_manifest
+from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.section import Section
 from fineweb_shards.system.durable import is_locked
 from fineweb_shards.types import ShardSlice
@@ -40,6 +41,7 @@ from fineweb_shards.writing.placement import Output
 from tests.conftest import THREE_LAYOUTS
 from tests.exactness.test_mixes import Part, draw_part, text_of, toml_of
 from tests.support import inline, layout_reference, mix_reference, reference, runs, shuffle_reference
+from tests.support.bucket_view import BucketView
 from tests.support.doubles import AtOncePlane
 from tests.support.inputs import write_jsonl, write_text
 from tests.support.layout_reference import EOT_FIRST, Wanted
@@ -405,8 +407,8 @@ def test_piles_are_in_the_scratch_folder_and_removed(tmp_path: Path, monkeypatch
         seen.extend(scratch.rglob("documents"))
         return manifest
 
-    def remove(config: Config) -> None:
-        removed(config)
+    def remove(spec: OutputSpec, config: Config) -> None:
+        removed(spec, config)
         assert is_locked(config.pile_folder.parent.parent)
 
     removed = shuffle.remove_piles
@@ -619,6 +621,25 @@ def test_piles_in_another_scratch_folder_are_named(
     assert done.returncode == 0, done.stderr
     assert runs.outputs_in(out) == expected_of(DOCUMENTS, 5, 2000)
     assert not (out / ".fineweb-shards" / "scratch").exists()
+
+
+@pytest.mark.usefixtures("small_steps", "three_piles")
+def test_piles_of_a_bucket_in_another_scratch_folder_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket_url: str, bucket_environment: str
+) -> None:
+    """The bucket has a note of where they are."""
+    words = ["build", "--input", write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), "--out", f"{bucket_url}/out", *WORDS]
+    with monkeypatch.context() as patch:
+        stop_in_second_pass(patch)
+        assert inline.run_command(*words, "--scratch", tmp_path / "one").returncode == 130
+    done = inline.run_command(*words, "--scratch", tmp_path / "two")
+    assert done.returncode == 4, done.stderr
+    assert f"Resume with the same --out and --scratch {tmp_path / 'one'}," in done.stderr
+    done = inline.run_command(*words, "--scratch", tmp_path / "one")
+    assert done.returncode == 0, done.stderr
+    view = BucketView(bucket_environment, f"{bucket_url}/out")
+    assert view.outputs() == expected_of(DOCUMENTS, 5, 2000)
+    assert ".fineweb-shards/scratch" not in view.names()
 
 
 def test_two_runs_never_share_a_scratch_folder(tmp_path: Path) -> None:

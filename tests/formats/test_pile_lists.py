@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tracemalloc
 from pathlib import Path
@@ -15,7 +16,7 @@ from fineweb_shards.formats.base import PileSettings
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.run.resources import PARENT_BYTES
-from fineweb_shards.store.shard_files import TokenWriter
+from fineweb_shards.store.shard_files import PileWork, TokenWriter
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, Positions
 from fineweb_shards.vocabulary import GPT2
@@ -123,3 +124,20 @@ def test_a_block_of_short_documents_is_divided_without_an_object_for_each(tmp_pa
         pile = int(Path(path).name)
         assert set(np.frombuffer(data, np.uint16).tolist()) == {(pile - 1) * 1000}
     assert sum(len(data) for _, _, data in writes) == 2 * 10**6
+
+
+def test_the_object_of_a_checkpoint_has_its_additions_one_after_the_other(tmp_path: Path) -> None:
+    """In the order of the piles, and nothing that comes after the checkpoint: a run that was stopped in the middle of a
+    section has placed that already."""
+    # Pile 0 grows from byte 100 to 106, pile 1 not at all, pile 2 from 8 to 18.
+    work = PileWork(tmp_path, ((0, 100, 106), (1, 40, 40), (2, 8, 18)), "name")
+    tokens, path = np.arange(100, dtype=np.uint16), tmp_path / "object"
+    path.touch()
+    placed = [(2, 14, (50, 52)), (0, 100, (10, 13)), (1, 40, (20, 30)), (2, 8, (60, 63)), (2, 18, (90, 99))]
+    numbers, offsets, ranges = zip(*placed, strict=True)
+    placement = Placement(str(path), np.array(offsets), np.array(ranges), np.array(numbers, np.int16))
+    with contextlib.closing(
+        TokenWriter(ShardFormat(get_layout("plain"), GPT2), Disk(tmp_path, 0, Observer()))
+    ) as writer:
+        writer.write(tokens, work.in_object(placement))
+    assert np.fromfile(path, np.uint16).tolist() == [10, 11, 12, 60, 61, 62, 50, 51]
