@@ -41,6 +41,7 @@ from tests.conftest import THREE_LAYOUTS
 from tests.exactness.test_mixes import Mix, Part, draw_mix, toml_of
 from tests.executors import poison
 from tests.support import fourteen_files
+from tests.support.bucket_server import Door, make_bucket
 from tests.support.bucket_view import BucketView
 from tests.support.ray_cluster import ENVIRONMENT, RayCluster, RayDriver, ray_cluster
 from tests.support.runs import wait_until
@@ -320,51 +321,62 @@ def test_a_shuffle_survives_a_loss(
 
 
 @pytest.mark.promise("a shuffle is a plain sort", "Ray gives the same bytes; a lost node or driver costs time")
-@pytest.mark.parametrize("moment", ["first pass", "second pass"])
+@pytest.mark.parametrize(("uploaded", "most"), [("/piles/", 9), ("edufineweb_train", 3)])
 def test_piles_in_a_bucket_outlive_the_driver(
-    tmp_path: Path, cluster: RayCluster, many: Path, bucket_environment: str, bucket_url: str, moment: str
+    tmp_path: Path,
+    cluster: RayCluster,
+    many: Path,
+    bucket_environment: str,
+    door: Door,
+    tries: Tries,
+    uploaded: str,
+    most: int,
 ) -> None:
     """With an output in a bucket the piles and their list are there, too. If the driver is killed in either pass,
     another machine goes on, and repeats nothing that was recorded. A damaged pile is noticed, and made again. In the
     end nothing is left."""
     expected = reference.shard_files(reference.stream(shuffle_reference.shuffled(MANY, 8)), SHARD_TOKENS)
-    view, first, second = BucketView(bucket_environment, bucket_url), tmp_path / "first", tmp_path / "second"
-    words = [*build_many(many, Path("out")), "--shuffle", 8, "--batch-bytes", "16k", *on(cluster)]
-    words[words.index("out")] = bucket_url
+    for number in tries(1, 10):
+        url, chooser = make_bucket(bucket_environment), random.Random(number)
+        view, first, second = BucketView(bucket_environment, url), tmp_path / f"{number}-1", tmp_path / f"{number}-2"
+        words = ["build", "--input", many, "--out", url, "--shard-tokens", SHARD_TOKENS, "--shuffle", 8]
+        words += ["--batch-bytes", "16k"]
+        killed = RayDriver(cluster.address)
+        left = iter(range(chooser.randint(1, most), 0, -1))
 
-    def has_begun(pass_number: int) -> bool:
-        manifest = load_manifest(scratch_folder(bucket_url, str(first)))
-        done = (manifest.piled_tokens, manifest.tokens)[pass_number - 1] if manifest else 0
-        return bool(manifest and done and manifest.pass_number == pass_number)
+        def kill(method: str, path: str, left: Iterator[int] = left, killed: RayDriver = killed) -> None:
+            if method == "PUT" and uploaded in path and next(left, 0) == 1:
+                killed.kill()
 
-    killed = RayDriver(cluster.address)
-    killed.start(*words, "--scratch", first)
-    assert wait_until(partial(has_begun, 1 if moment == "first pass" else 2), 300)
-    killed.kill()
-    killed.close()
-    assert wait_until(lambda: not cluster.processes())
-    view.delete(".fineweb-shards/lock.json")  # else another machine waits for a minute
-    begun = json.loads(view.read("manifest.json"))
+        door.on_request = kill
+        with pytest.raises(json.JSONDecodeError):  # it gives no answer
+            killed.run(*words, *on(cluster), "--scratch", first)
+        door.on_request = lambda method, path: None
+        killed.close()
+        assert wait_until(lambda: not cluster.processes())
+        view.delete(".fineweb-shards/lock.json")  # else another machine waits for a minute
+        begun = json.loads(view.read("manifest.json"))
 
-    done = inline.run_command(*words[: words.index("--executor")], "--scratch", second)
-    assert done.returncode == 4, done.stderr
-    assert "the piles of this shuffle are in the bucket" in done.stderr
-    with contextlib.closing(RayDriver(cluster.address)) as driver:
-        if moment == "second pass":
-            name = min(one for one in view.names() if "/piles/" in one and not one.endswith(".documents"))
-            view.write(name, bytes(len(view.read(name))))
-            code, errors = driver.run(*words, "--scratch", second)
-            assert code == 7, errors
-            assert f"{name}: this file of the shuffle has changed" in errors
-        code, errors = driver.run(*words, "--scratch", second)
-    assert code == 0, errors
-    assert view.outputs() == expected
-    assert not [name for name in view.names() if "/piles/" in name]
-    log = (scratch_folder(bucket_url, str(second)) / ".fineweb-shards/log.txt").read_text()
-    assert ("the first pass of the shuffle is repeated" in log) == (moment == "second pass")
-    done_before = sum(begun["piles"]["tokens"]) if moment == "first pass" else 0
-    assert f"after {done_before:,} tokens" in log or not done_before
-    assert not [path for path in second.rglob("*") if path.name == "piles" or path.suffix == ".tmp"]
+        done = inline.run_command(*words, "--scratch", second)
+        assert done.returncode == 4, done.stderr
+        assert "the piles of this shuffle are in the bucket" in done.stderr
+        with contextlib.closing(RayDriver(cluster.address)) as driver:
+            if begun["piles"]["ended"]:
+                found = [name for name in view.names() if "/piles/" in name and not name.endswith(".documents")]
+                damaged = chooser.choice([name for name in found if view.read(name)])
+                view.write(damaged, bytes(len(view.read(damaged))))
+                code, errors = driver.run(*words, *on(cluster), "--scratch", second)
+                assert code == 7, errors
+                assert f"{damaged}: this file of the shuffle has changed" in errors
+            code, errors = driver.run(*words, *on(cluster), "--scratch", second)
+        assert code == 0, errors
+        assert view.outputs() == expected
+        assert not [name for name in view.names() if "/piles/" in name]
+        assert not [path for path in second.rglob("*") if path.name == "piles" or path.suffix == ".tmp"]
+        log = (scratch_folder(url, str(second)) / ".fineweb-shards/log.txt").read_text()
+        assert ("the first pass of the shuffle is repeated" in log) == begun["piles"]["ended"]
+        recorded = sum(begun["piles"]["tokens"])
+        assert begun["piles"]["ended"] or not recorded or f"after {recorded:,} tokens" in log
 
 
 @pytest.mark.promise("Ray gives the same bytes; a lost node or driver costs time")
