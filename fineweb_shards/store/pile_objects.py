@@ -62,9 +62,10 @@ def fetch_list(store: Store, state: PileState, path: Path) -> bool:
 
 def remove_objects(store: Store, position: int = 0) -> None:
     """Remove the objects of checkpoints from this position of the list on, which no manifest names."""
-    names = [name for name in store.list_names(OBJECTS) if int(name.partition("-")[0]) >= position]
+    found = {name: name.partition("-")[0] for name in store.list_names(OBJECTS)}
+    names = [f"{OBJECTS}/{name}" for name, begin in found.items() if begin.isdecimal() and int(begin) >= position]
     if names:
-        store.remove(f"{OBJECTS}/{name}" for name in names)
+        store.remove(names)
 
 
 def _find_blocks(store: Store) -> tuple[dict[int, str], dict[str, int]]:
