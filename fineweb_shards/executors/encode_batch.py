@@ -33,7 +33,17 @@ from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, UnencodableE
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.trial import GPT2_SHA256, check_engine
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
-from fineweb_shards.types import Batch, Counts, EncodedBlock, HeldTokens, Quarantined, TextChunk, Tokens, find_origin
+from fineweb_shards.types import (
+    Batch,
+    Counts,
+    EncodedBlock,
+    HeldTokens,
+    Origin,
+    Quarantined,
+    TextChunk,
+    Tokens,
+    find_origin,
+)
 from fineweb_shards.vocabulary import Vocabulary
 
 # After this many documents of a batch crash the first engine, the other one encodes the rest.
@@ -236,7 +246,16 @@ def encode_one_by_one(
                 blocks.append(encoder.encode(emptied, where))
                 continue
             announce(document)
-            blocks.append(_encode_with_either(part, where, encoder, order, document.sha256))
+            fallbacks = order.use_fallback_for  # the first engine has crashed on these
+            if len(fallbacks) >= _MANY_FALLBACKS or document.sha256 in fallbacks:
+                blocks.append((encoder.fallback or encoder).encode(part, where))
+                continue
+            try:
+                blocks.append(encoder.encode(part, where))
+            except UnencodableError:
+                if (fallback := encoder.fallback) is None:
+                    raise
+                blocks.append(fallback.encode(part, where))
         except UnencodableError as error:
             quarantined.append(replace(document, cause=str(error)))
             blocks.append(encoder.encode(emptied, where))
@@ -264,38 +283,18 @@ def join_blocks(blocks: list[EncodedBlock]) -> EncodedBlock:
     )
 
 
-def _encode_with_either(part: TextChunk, where: str, encoder: Encoder, order: WorkOrder, sha256: str) -> EncodedBlock:
-    """Encode a document, with the other engine if the first fails or has crashed on it before."""
-    if sha256 in order.use_fallback_for or len(order.use_fallback_for) >= _MANY_FALLBACKS:
-        return (encoder.fallback or encoder).encode(part, where)
-    try:
-        return encoder.encode(part, where)
-    except UnencodableError:
-        if encoder.fallback is None:
-            raise
-        return encoder.fallback.encode(part, where)
-
-
 def _single(chunk: TextChunk, i: int) -> TextChunk:
     """Return document `i` of a chunk as a separate chunk, without the counts of the whole chunk."""
-    origins = [origin for origin in chunk.origins if 0 <= i - origin.first < origin.count]
+    ids = [find_origin(chunk, i)[1]]
+    inside = [one for one in chunk.origins if 0 <= i - one.first < one.count]
+    counts = [one.tokens[i - one.first :][:1] for one in inside if one.tokens is not None]
     return TextChunk(
         chunk.texts.only(i),
         None,
         None,
         starts_mid_document=chunk.starts_mid_document and i == 0,
         ends_mid_document=chunk.ends_mid_document and i == len(chunk.documents) - 1,
-        origins=tuple(
-            replace(
-                origin,
-                first=0,
-                count=1,
-                rows=None if origin.rows is None else origin.rows[i - origin.first :][:1],
-                ids=None if origin.ids is None else origin.ids[i - origin.first :][:1],
-                tokens=None if origin.tokens is None else origin.tokens[i - origin.first :][:1],
-            )
-            for origin in origins
-        ),
+        origins=tuple(Origin(0, 1, ids=ids, tokens=count) for count in counts),
     )
 
 

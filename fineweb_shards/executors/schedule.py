@@ -76,10 +76,11 @@ class Schedule(Generic[Worker]):
         self._alone: set[Task] = set()  # to be tried while all other workers are idle
         self.in_flight_bytes = 0  # the size of all batches not yet written
         self._batches = 0  # added so far
-        self._digests: dict[tuple[int, int], frozenset[str]] = {}  # of quarantined documents, by part and file
+        # Of quarantined documents, by part and file.
+        self._digests: defaultdict[tuple[int, int], frozenset[str]] = defaultdict(frozenset)
         self._newly_quarantined = 0  # in this run
         for document in quarantined:
-            self._add_digest(document)
+            self._digests[document.part, document.file] |= {document.sha256}
 
     def was_output(self, lane: int) -> bool:
         """Return whether all batches of a lane were output."""
@@ -89,11 +90,6 @@ class Schedule(Generic[Worker]):
     def waiting_bytes(self) -> int:
         """The size of all batches not yet output."""
         return sum(lane.waiting_bytes for lane in self.lanes.values())
-
-    @property
-    def output_bytes(self) -> int:
-        """The size of all batches output so far."""
-        return sum(lane.output_bytes for lane in self.lanes.values())
 
     @property
     def tries_alone(self) -> bool:
@@ -129,7 +125,7 @@ class Schedule(Generic[Worker]):
         self._unfinished[task.number] = task, None
         self.in_flight_bytes += batch.size_bytes
         self.lanes[lane].waiting_bytes += batch.size_bytes
-        if any((member.part, member.file) in self._digests for member in batch.members):
+        if any(self._digests[member.part, member.file] for member in batch.members):
             self._separate(task)
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
@@ -155,10 +151,8 @@ class Schedule(Generic[Worker]):
                 break
         else:  # other lanes were tried, because the consumer may be waiting for lost tokens of theirs
             return None
-        if task in self._alone:
-            if any(load.tasks for load in self._loads.values()):
-                return None
-        elif self._is_alone():
+        has_to_wait = any(load.tasks for load in self._loads.values()) if task in self._alone else self._is_alone()
+        if has_to_wait:
             return None
         load = self._loads.setdefault(worker, _Load())
         if load.is_reserved or ((task.is_suspect or task.is_large) and (load.tasks or load.ordered)):
@@ -166,7 +160,7 @@ class Schedule(Generic[Worker]):
         self._pending.remove(task)
         load.tasks.append(task)
         self._unfinished[task.number] = task, worker
-        return task.order(self._digests.get((task.batch.part, task.batch.file), frozenset()))
+        return task.order(self._digests[task.batch.part, task.batch.file])
 
     def has_work(self, worker: Worker) -> bool:
         """Return whether a worker has a batch to encode, or a block to write."""
@@ -197,7 +191,7 @@ class Schedule(Generic[Worker]):
         order = task.receive_block(index, block)
         if index in task.held:
             load.held += 1
-            load.ordered += 0 if order is None else order.steps
+            load.ordered += order.steps if order else 0
         return order
 
     def finish(self, worker: Worker, error: ShardError | None = None) -> None:
@@ -250,10 +244,9 @@ class Schedule(Generic[Worker]):
         task, _ = self._unfinished.get(batch, (None, None))
         if task is None or task.held.pop(block, None) is None:
             return  # it was already written, and encoded again only because of its neighbours
-        load = None if worker is None else self._loads.get(worker)
-        if load is not None:  # else the worker is gone, but it had written the block
-            load.held -= 1
-            load.ordered -= 1
+        if worker in self._loads:  # else the worker is gone, but it had written the block
+            self._loads[worker].held -= 1
+            self._loads[worker].ordered -= 1
         self._drop_if_finished(task)
 
     def keeps(self, batch: int, block: int) -> bool:
@@ -309,34 +302,31 @@ class Schedule(Generic[Worker]):
     def abandon_output(self) -> None:
         """The stream ends here: give up all batches that were not output, and output blocks that were never placed.
         Tokens that were placed are still written."""
-        for lane in self._tasks.values():
-            for task in lane:
-                task.abandoned = True
-                task.blocks.clear()
-        self._tasks.clear()
+        for lane in list(self._tasks):
+            self.abandon_lane(lane)
         self.lanes.clear()
         for task, worker in list(self._unfinished.values()):
-            task.abandoned |= any(not held.is_placed for held in task.held.values())
-            for index, held in list(task.held.items()):
-                if not (held.is_placed or held.futures):
-                    self._forget(task, index, worker)
-            if task.abandoned and not task.held:
-                task.done = True
-                self._drop_if_finished(task)
-        self._pending = deque(task for task in self._pending if task.held)
+            if any(not held.is_placed for held in task.held.values()):
+                self._abandon(task, worker)
 
     def abandon_lane(self, lane: int) -> None:
         """Give up the batches of a lane that were not output: an earlier one can't be read."""
         tasks, self._tasks[lane] = self._tasks[lane], deque()
         self.lanes[lane].waiting_bytes = 0
         for task in tasks:
-            task.abandoned = True
-            task.blocks.clear()
-            for index in list(task.held):
-                self._forget(task, index, self._unfinished[task.number][1])
+            self._abandon(task, self._unfinished[task.number][1])
+
+    def _abandon(self, task: Task, worker: Worker | None) -> None:
+        task.abandoned = True
+        task.blocks.clear()
+        for index, held in list(task.held.items()):
+            if not (held.is_placed or held.futures):
+                self._forget(task, index, worker)
+        if not task.held:
             task.done = True
+            if task in self._pending:
+                self._pending.remove(task)
             self._drop_if_finished(task)
-        self._pending = deque(task for task in self._pending if task not in tasks)
 
     def _forget(self, task: Task, index: int, worker: Worker | None) -> None:
         if task.held.pop(index).present and worker is not None:
@@ -355,13 +345,11 @@ class Schedule(Generic[Worker]):
         for task in load.tasks if load and suspects else ():
             task.is_suspect = True
         held = [task for task, holder in self._unfinished.values() if holder == worker]
-        lost = [task for task in held if task.held or not task.done]
-        for task in lost:
-            for block in task.held.values():
-                block.present = False
         for task in held:
             self._unfinished[task.number] = task, None
-        self._do_again(lost)
+            for block in task.held.values():
+                block.present = False
+        self._do_again(task for task in held if task.held or not task.done)
 
     def note_death(self, worker: Worker, death: Death) -> bool:
         """Take back a dead worker's batches and decide how to continue with the one it died on. Returns True if the
@@ -394,22 +382,16 @@ class Schedule(Generic[Worker]):
                 task.fail(instead)
         elif task.alone and not was_alone:
             self._alone.add(task)
-            self._remove_all_workers()
+            for other_worker in list(self._loads):
+                self.remove_worker(other_worker)
             return True
         return False
-
-    def _remove_all_workers(self) -> None:
-        for worker in list(self._loads):
-            self.remove_worker(worker)
 
     def _separate(self, task: Task) -> None:
         """Split a batch of several files, none of it output yet, into one batch per file."""
         tasks = [Task(batch, task.number + i, task.lane) for i, batch in enumerate(task.batch.members)]
         lane = self._tasks[task.lane]
-        place = lane.index(task)
-        lane.remove(task)
-        for i, one in enumerate(tasks):
-            lane.insert(place + i, one)
+        self._tasks[task.lane] = deque(new for old in lane for new in (tasks if old is task else [old]))
         del self._unfinished[task.number]
         self._unfinished |= {one.number: (one, None) for one in tasks}
         self._pending.remove(task)
@@ -417,10 +399,6 @@ class Schedule(Generic[Worker]):
 
     def _do_again(self, tasks: Iterable[Task]) -> None:
         self._pending = deque(sorted({*self._pending, *tasks}, key=lambda task: task.number))
-
-    def _add_digest(self, document: Quarantined) -> None:
-        place = document.part, document.file
-        self._digests[place] = self._digests.get(place, frozenset()) | {document.sha256}
 
     def _leave_out(self, task: Task, document: Quarantined) -> None:
         """Leave out the document that crashed the workers of `task`, and start all later batches over."""
@@ -433,9 +411,10 @@ class Schedule(Generic[Worker]):
         self._newly_quarantined += 1
         if self._newly_quarantined > MAXIMUM_QUARANTINED:
             raise WorkerError(f"More than {MAXIMUM_QUARANTINED} documents crashed their workers: {document.cause}.")
-        self._add_digest(document)
+        self._digests[document.part, document.file] |= {document.sha256}
         task.skip_digests = self._digests[document.part, document.file]
-        self._remove_all_workers()
+        for worker in list(self._loads):
+            self.remove_worker(worker)
         later = [other for other in self._tasks[task.lane] if other.number > task.number]
         for other in later:  # none of their blocks was output
             other.blocks.clear()

@@ -278,7 +278,8 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         lane, awaited = self._choose({lane: schedule.lanes[lane] for lane in self._producers})
         if not schedule.needs_batch(lane, awaited=awaited):
             return None
-        is_met = self._cutoff.is_met_by(schedule.waiting_bytes, schedule.output_bytes)
+        output_bytes = sum(lane.output_bytes for lane in schedule.lanes.values())
+        is_met = self._cutoff.is_met_by(schedule.waiting_bytes, output_bytes)
         return None if is_met and not (awaited and schedule.was_output(lane)) else lane
 
     def _take_batch(self) -> bool:

@@ -59,10 +59,9 @@ class DeathCount:
 
     def add(self, death: Death) -> bool:
         """Count a death; return whether that is one too many."""
-        if death.kind in (DeathKind.CRASHED, DeathKind.STUCK):
-            self.crashes += 1
-        else:
-            self.kills += 1
+        is_crash = death.kind in (DeathKind.CRASHED, DeathKind.STUCK)
+        self.crashes += is_crash
+        self.kills += not is_crash
         return self.crashes >= MAXIMUM_DEATHS or self.kills >= MAXIMUM_KILLS
 
 
@@ -175,7 +174,16 @@ class Task:
         elif death.kind is DeathKind.KILLED:
             self._kills += 1  # without a block in between
             if self._kills >= MAXIMUM_KILLS:
-                raise self._killed_too_often(document, death)
+                place = f"at position {self.batch.position}"
+                if document is not None:
+                    row = f" in row {document.row:,}" if document.row is not None else ""
+                    place += f", each time at or before a document of {document.text_bytes:,} bytes{row}"
+                raise WorkerError(
+                    f"{self._kills} workers were killed from outside on one batch, {place}; the last one "
+                    f"{death.description}.",
+                    "No document was left out. Find out what kills them (a program, a scheduler, a memory limit: "
+                    "see --max-memory and --workers); rerun the same command to resume.",
+                )
         elif death.kind is DeathKind.OUT_OF_MEMORY and not self.alone:
             self.alone = True
         elif document is None:
@@ -199,17 +207,6 @@ class Task:
                 f"{self.batch.position}; the last one {death.description}.",
                 "Find out what ends them; rerun the same command to resume.",
             )
-
-    def _killed_too_often(self, document: Quarantined | None, death: Death) -> WorkerError:
-        place = f"at position {self.batch.position}"
-        if document is not None:
-            row = f" in row {document.row:,}" if document.row is not None else ""
-            place += f", each time at or before a document of {document.text_bytes:,} bytes{row}"
-        return WorkerError(
-            f"{self._kills} workers were killed from outside on one batch, {place}; the last one {death.description}.",
-            "No document was left out. Find out what kills them (a program, a scheduler, a memory limit: "
-            "see --max-memory and --workers); rerun the same command to resume.",
-        )
 
 
 @dataclass(eq=False)

@@ -98,7 +98,7 @@ def test_workers_that_die_before_they_know_thousands_of_files(source: Parts) -> 
         os.kill(executor._workers[1].pid, signal.SIGKILL)
         blocks = list(collecting.encode(executor, source.batches(runs.START)))
         os.kill(executor._workers[0].pid, signal.SIGSTOP)  # and one that reads nothing is no reason to wait
-        executor._pool.remove(executor._workers[0])
+        executor._end(executor._workers[0])
     assert tokens_of(blocks) == EXPECTED
 
 

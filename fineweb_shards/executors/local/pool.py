@@ -1,6 +1,4 @@
-"""Manage the worker processes of a run: start, listen to, watch and end them, and find out how they died.
-
-schedule.py decides what they work on.
+"""Start, listen to, watch and end worker processes, and find out how they died.
 
 How a worker died decides whether its document is suspected (task.py). An exit code, or a signal that a process causes
 itself (SIGSEGV, SIGABRT …), is a crash. SIGKILL and all other signals come from outside: from a person, a scheduler, or
@@ -17,25 +15,21 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import pickle
 import selectors
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from multiprocessing import connection, resource_tracker
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.worker import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE, run_worker
-from fineweb_shards.executors.task import Death, DeathCount, DeathKind
+from fineweb_shards.executors.task import Death, DeathKind
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.machine import environment, oom_kills, process_life
-from fineweb_shards.system.memory_guard import Advice, MemoryGuard
 from fineweb_shards.system.retry import Clock
-from fineweb_shards.units import show_bytes, show_seconds
+from fineweb_shards.units import show_seconds
 
 Waitable = connection.Connection | int  # a pipe, or the sentinel of a process
 # Workers do no linear algebra, but NumPy would start a thread per core in each of them, which spins for a while: 20 ms
@@ -83,8 +77,7 @@ class WorkerProcess:
         self._handover = in_background(lambda: self.pipe.send_bytes(spec))
 
     def kill(self) -> None:
-        """Send SIGKILL, without waiting for the end."""
-        self._process.kill()
+        self._process.kill()  # without waiting for the end
 
     def join(self) -> None:
         """Wait until the process has ended, and close the pipe."""
@@ -93,8 +86,8 @@ class WorkerProcess:
         self.pipe.close()
 
     def kill_stuck(self, reason: str, *, stopped: bool) -> None:
-        """Kill the process because it does nothing any more. Thread-safe. `stopped`: it was stopped from outside
-        (SIGSTOP), so its document is not suspected."""
+        """Kill the process because it does nothing. Thread-safe. `stopped`: it was stopped from outside (SIGSTOP), so
+        its document is not suspected."""
         self._killed_as = Death(DeathKind.KILLED if stopped else DeathKind.STUCK, f"{reason} and was killed")
         self._process.kill()
 
@@ -126,94 +119,22 @@ class Mailbox:
     once, except on Windows."""
 
     def __init__(self) -> None:
-        self._waitables: list[Waitable] = []
-        # Windows can only select sockets.
-        self._selector = selectors.DefaultSelector() if sys.platform != "win32" else None
+        self._selector = selectors.DefaultSelector()
+        self.close = self._selector.close
 
     def add(self, *waitables: Waitable) -> None:
         for waitable in waitables:
-            self._waitables.append(waitable)
-            if self._selector is not None:
-                self._selector.register(waitable, selectors.EVENT_READ)
+            self._selector.register(waitable, selectors.EVENT_READ)
 
     def remove(self, *waitables: Waitable) -> None:
         """Stop listening to them. They must still be open."""
         for waitable in waitables:
-            self._waitables.remove(waitable)
-            if self._selector is not None:
-                self._selector.unregister(waitable)
+            self._selector.unregister(waitable)
 
     def wait(self, timeout_seconds: float) -> Iterable[object]:
-        if self._selector is None:
-            return connection.wait(self._waitables, timeout_seconds)
+        if sys.platform == "win32":  # it can only select sockets
+            return connection.wait([key.fileobj for key in self._selector.get_map().values()], timeout_seconds)
         return [key.fileobj for key, _ in self._selector.select(timeout_seconds)]
-
-    def close(self) -> None:
-        if self._selector is not None:
-            self._selector.close()
-
-
-class WorkerPool:
-    """Starts and ends workers, as the memory guard advises."""
-
-    def __init__(self, spec: WorkerSpec, guard: MemoryGuard, observer: Observer) -> None:
-        self.workers: list[WorkerProcess] = []
-        self.mailbox = Mailbox()
-        self.senders: dict[object, WorkerProcess] = {}  # by pipe, and by sentinel
-        self.paused = False  # memory is short
-        self._observer = observer
-        self._spec = pickle.dumps(spec)  # once for all workers
-        self._guard = guard
-        self.early_deaths = DeathCount()  # in a row, of workers that were not ready yet
-
-    def fill(self, count: int) -> None:
-        """Start workers until there are `count`, unless memory is short."""
-        while len(self.workers) < count and not self.paused:
-            worker = WorkerProcess(self._spec)
-            self.workers.append(worker)
-            self.senders |= {worker.pipe: worker, worker.sentinel: worker}
-            self.mailbox.add(worker.pipe, worker.sentinel)
-
-    def remove(self, worker: WorkerProcess) -> None:
-        """Kill a worker and remove it from the pool."""
-        self.mailbox.remove(worker.pipe, worker.sentinel)
-        del self.senders[worker.pipe], self.senders[worker.sentinel]
-        worker.kill()
-        worker.join()
-        self.workers.remove(worker)
-
-    def stop(self) -> None:
-        for worker in self.workers:
-            worker.kill()
-        for worker in self.workers:
-            worker.join()
-        self.mailbox.close()
-
-    def apply_memory_advice(self, is_needed: Callable[[WorkerProcess], bool]) -> Iterator[WorkerProcess]:
-        """Pause or continue as the memory guard advises; yield the workers that the caller has to end. A worker that
-        has grown beyond its share gets no more batches, and is yielded once it is not needed."""
-        was_paused = self.paused
-        advice = self._guard.look([worker.pid for worker in self.workers])
-        self.paused = self._guard.shortage is not None
-        if self.paused and not was_paused:
-            since = time.strftime("%H:%M")
-            self._observer.set_wait("memory", f"paused for memory since {since}: {self._guard.shortage}")
-        elif was_paused and not self.paused:
-            self._observer.set_wait("memory", None)
-        if advice is not None:
-            largest = max(self.workers, key=lambda worker: self._guard.size_bytes(worker.pid))
-            if advice is Advice.RETIRE:
-                yield self._retire(largest, "memory stays short")
-            else:
-                largest.leaving = True
-        for worker in [one for one in self.workers if one.leaving and not is_needed(one)]:
-            yield self._retire(worker, "it had grown beyond its share of the memory budget")
-
-    def _retire(self, worker: WorkerProcess, why: str) -> WorkerProcess:
-        """Report that a worker is ended because of memory, and return it."""
-        size = show_bytes(self._guard.size_bytes(worker.pid))
-        self._observer.tell(Event("memory", f"worker {worker.pid} ({size}) was ended: {why}"))
-        return worker
 
 
 class WorkerActivity:
