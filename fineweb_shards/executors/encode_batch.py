@@ -18,12 +18,12 @@ import numpy as np
 
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.messages import FileWork, WorkOrder
+from fineweb_shards.executors.messages import FileOrder, FileResult, WorkOrder
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.sources.source import Parts, arrived_damaged
-from fineweb_shards.store.shard_files import TokenWriter, seal
-from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
-from fineweb_shards.store.store import Store
+from fineweb_shards.store.shard_files import PileWork, TokenWriter, seal
+from fineweb_shards.store.sidecars import write_sidecars
+from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.stream.section import NO_POSITIONS, Span, join_spans
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.texts import NO_TEXTS, Texts
@@ -75,12 +75,14 @@ class WorkerSpec:
     def make_writer(self, observer: Observer) -> TokenWriter:
         return TokenWriter(self.shard_format, Disk(self.store.folder, self.max_outage_seconds, observer))
 
-    def finish_file(self, work: FileWork, observer: Observer) -> str | None:
-        """Seal a segment or a pile and return its SHA-256, or write the sidecars of a finished file."""
-        if not isinstance(work, FinishedFile):
-            return seal(observer, work, self.shard_format, self.store, self.max_outage_seconds)
-        write_sidecars(observer, work)
-        return None
+    def finish_file(self, order: FileOrder, observer: Observer) -> FileResult:
+        """Seal a segment or a pile, or write the sidecars of a finished file."""
+        if isinstance(order.work, Segment | PileWork):
+            settings = self.shard_format, self.store, self.max_outage_seconds
+            return FileResult(order.number, seal(observer, order.work, *settings))
+        if order.work is not None:
+            write_sidecars(observer, order.work)
+        return FileResult(order.number)
 
     def make_encoder(self) -> Encoder | TokenJoiner:
         """Return the worker's encoder, which has passed the self-test."""

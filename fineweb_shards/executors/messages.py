@@ -122,35 +122,22 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Done:
-    """The worker has encoded all blocks of its batch."""
+    """The worker has encoded all blocks of its batch, or no worker can (`error`)."""
 
     fetched_bytes: int = 0  # over the network, since the previous Done
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The worker can't encode its batch, and no other worker could."""
-
-    error: ShardError
+    error: ShardError | None = None
 
 
 @dataclass(frozen=True)
 class Written:
-    """The worker has written the next placement of a block, dropped the block's tokens, or both."""
+    """The worker has written the next placement of a block, dropped the block's tokens, or both. After an `error` the
+    run has to stop."""
 
     batch: int
     block: int
-    placements: int  # 0 or 1
-    dropped: bool
-
-
-@dataclass(frozen=True)
-class Broken:
-    """The worker could not write a block: the run has to stop."""
-
-    batch: int
-    block: int
-    error: ShardError
+    placements: int = 0  # 0 or 1
+    dropped: bool = False
+    error: ShardError | None = None
 
 
 @dataclass(frozen=True)
@@ -166,7 +153,7 @@ class Alive:
     """The worker is receiving bytes from the network, but slowly."""
 
 
-Message = Alive | Ready | Trying | Encoded | Done | Failed | Written | FileResult | Broken | Waiting | Event
+Message = Alive | Ready | Trying | Encoded | Done | Written | FileResult | Waiting | Event
 
 
 class WorkerObserver(Observer):
@@ -184,7 +171,7 @@ class WorkerObserver(Observer):
         self._send(Waiting(cause, reason))
 
     def add_fetched(self, size_bytes: int) -> None:
-        """Count bytes received from the network. To save messages, `take_done` reports their sum."""
+        """Count bytes received from the network; to save messages, `take_done` reports their sum."""
         with self._fetched_lock:
             self._fetched_bytes += size_bytes
 

@@ -224,22 +224,20 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
                 if order is not None:
                     self._send(worker, order)
             case messages.Written():
+                if message.error is not None:
+                    self._schedule.fail_write(message.batch, message.block, message.error)
+                    raise message.error
                 if message.placements:
                     self._schedule.note_written(worker, message.batch, message.block)
                 if message.dropped:
                     self._schedule.note_dropped(worker, message.batch, message.block)
             case messages.Done():
-                self._schedule.finish(worker)
+                if message.error is not None and not worker.ready:
+                    raise message.error
+                self._schedule.finish(worker, message.error)
                 self._observer.add_fetched(message.fetched_bytes)
             case FileResult():
                 self._files.finish(message)
-            case messages.Failed():
-                if not worker.ready:
-                    raise message.error
-                self._schedule.finish(worker, message.error)
-            case messages.Broken():
-                self._schedule.fail_write(message.batch, message.block, message.error)
-                raise message.error
             case messages.Trying():
                 self._schedule.announce(worker, message.document)
             case messages.Ready():

@@ -89,7 +89,7 @@ def run_worker(pipe: connection.Connection) -> None:
     try:
         worker = Worker(pipe, spec, outbox)
     except ShardError as error:
-        outbox.send(messages.Failed(error))
+        outbox.send(messages.Done(error=error))
         return
     for action in (worker.receive_orders, worker.write_blocks, worker.finish_files):
         _start_thread(outbox, action)
@@ -152,11 +152,11 @@ class Worker:
             except MemoryError:
                 os._exit(OUT_OF_MEMORY_EXIT_CODE)
             except ShardError as error:
-                self._outbox.send(messages.Failed(error))
+                self._outbox.send(messages.Done(error=error))
             except (BrokenPipeError, ConnectionResetError):
                 return  # the parent is gone
             except Exception as error:
-                self._outbox.send(messages.Failed(batch_bug(self._source, order.batch, error)))
+                self._outbox.send(messages.Done(error=batch_bug(self._source, order.batch, error)))
 
     def _wait_for_writes(self, batch: int) -> None:
         """Wait until most tokens of a batch are written: a disk or an upload may be slower than the encoder."""
@@ -176,33 +176,25 @@ class Worker:
             key = order.batch, order.block
             try:
                 tokens = self._tokens[key]
-                left = len(order.placements)
-                for placement in order.placements:
+                for number, placement in enumerate(order.placements, 1):
                     self._writer.write(tokens, placement)
-                    left -= 1
-                    if left or not order.last:
-                        self._outbox.send(messages.Written(*key, placements=1, dropped=False))
+                    if number < len(order.placements) or not order.last:
+                        self._outbox.send(messages.Written(*key, placements=1))
                 if order.last:
                     with self._dropped:
                         del tokens, self._tokens[key]
                         self._dropped.notify()
                     self._outbox.send(messages.Written(*key, placements=min(1, len(order.placements)), dropped=True))
-            except ShardError as error:
-                self._outbox.send(messages.Broken(*key, error))
-            except Exception as error:  # a bug: no document is to blame
-                bug = ShardError(f"A worker could not write its tokens: {describe_error(error)}")
-                self._outbox.send(messages.Broken(*key, bug))
+            except Exception as error:
+                if not isinstance(error, ShardError):  # a bug: no document is to blame
+                    error = ShardError(f"A worker could not write its tokens: {describe_error(error)}")
+                self._outbox.send(messages.Written(*key, error=error))
 
     def finish_files(self) -> None:
         """Seal segments and write sidecars."""
-
-        def finish(order: FileOrder) -> messages.FileResult:
-            assert order.work is not None
-            return messages.FileResult(order.number, self._spec.finish_file(order.work, self._outbox))
-
         while True:
             order = self._files.get()
-            self._outbox.send(messages.try_order(order, partial(finish, order)))
+            self._outbox.send(messages.try_order(order, partial(self._spec.finish_file, order, self._outbox)))
 
 
 def _start_thread(outbox: Outbox, action: Callable[[], None]) -> None:

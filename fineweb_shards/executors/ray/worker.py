@@ -212,10 +212,9 @@ class RunProcess:
                     assert isinstance(work, Segment)
                     path = scratch.enter_context(_scratch_file(str(work.path), self._run))
                     work = replace(work, path=path)
-                lost = self._write(objects, order, observer, path)
-                if lost or work is None:
+                if lost := self._write(objects, order, observer, path):
                     return FileResult(order.number, lost=tuple(lost))
-                return FileResult(order.number, self._spec.finish_file(work, observer))
+                return self._spec.finish_file(replace(order, work=work), observer)
 
         return messages.try_order(order, finish, lambda: f"A task on {node_name()}")
 
