@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Generic, Self
+from typing import Generic, Self
 
 import numpy as np
 
@@ -22,14 +22,11 @@ from fineweb_shards.errors import InputError, ShardError, WorkerError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import ChooseListing, Executor, Result, choose_first
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.messages import MOST_HELD_BYTES, FileWork
+from fineweb_shards.executors.messages import MOST_HELD_BYTES
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import Death, Task, Worker
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.storage.place import HUB
-from fineweb_shards.store.shard_files import PileWork
-from fineweb_shards.store.sidecars import FinishedFile
-from fineweb_shards.store.store import Segment
 from fineweb_shards.stream.section import NO_POSITIONS
 from fineweb_shards.system.background import in_background
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
@@ -197,16 +194,6 @@ class ScheduledExecutor(Executor, Generic[Worker]):
     @abstractmethod
     def _wake(self) -> None:
         """End the wait in `_listen`, because a batch is ready. Called from another thread."""
-
-    @abstractmethod
-    def _finish_file(self, work: FileWork) -> Future[Any]:
-        """Have a worker finish a file."""
-
-    def seal(self, work: Segment | PileWork) -> Future[str]:
-        return self._finish_file(work)
-
-    def write_sidecars(self, file: FinishedFile) -> Future[None]:
-        return self._finish_file(file)
 
     def encode(
         self,

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from multiprocessing import connection, resource_tracker
+from typing import Any
 
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.local.worker import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE, run_worker
@@ -66,7 +67,7 @@ class WorkerProcess:
         self._process = context.Process(
             target=run_worker, args=(worker_pipe,), name="fineweb-shards worker", daemon=True
         )
-        with _signals_blocked(), environment(_ONE_THREAD):
+        with _signals_deferred(), environment(_ONE_THREAD):
             self._process.start()
         worker_pipe.close()
         self.pid = self._process.pid or 0
@@ -142,36 +143,24 @@ class WorkerActivity:
 
     def __init__(self) -> None:
         self._messages = -1
-        self._begin()
-
-    def _begin(self) -> None:
-        self._idle_seconds = self._silent_seconds = 0.0
-        self._idle_from: float | None = None
-        self._silent_from: float | None = None
+        self._used = 0.0  # seconds of processor time
+        self._silent_from = self._idle_from = self._idle_seconds = 0.0
 
     def look(self, messages: int, life: tuple[str, float] | None, passed_seconds: float) -> str | None:
         """Return what is wrong with the worker, or None. `life` is its state and processor time, if known."""
+        state, self._used = life or ("R", self._used + passed_seconds)  # unknown: as if it worked all the time
+        is_active = state in _ACTIVE_STATES or self._used - self._idle_from > _NEGLIGIBLE_SECONDS
         if messages != self._messages:
-            self._messages = messages
-            self._begin()
-        self._silent_seconds += passed_seconds
-        if life is None:
-            return self._judge_silence(self._silent_seconds)
-        state, used = life
-        if self._silent_from is None or self._idle_from is None:
-            self._silent_from = self._idle_from = used
-        if state in _ACTIVE_STATES or used - self._idle_from > _NEGLIGIBLE_SECONDS:
-            self._idle_seconds, self._idle_from = 0.0, used
-        else:
-            self._idle_seconds += passed_seconds
+            self._messages, self._silent_from, is_active = messages, self._used, True
+        self._idle_seconds += passed_seconds
+        if is_active:
+            self._idle_seconds, self._idle_from = 0.0, self._used
         if self._idle_seconds >= STUCK_SECONDS:
             stopped = " (it is stopped)" if state == "T" else ""
             return f"did nothing for {show_seconds(self._idle_seconds)}{stopped}"
-        return self._judge_silence(used - self._silent_from)
-
-    def _judge_silence(self, seconds: float) -> str | None:
-        is_endless = seconds >= ENDLESS_SECONDS
-        return f"worked on one piece of text for {show_seconds(seconds)}" if is_endless else None
+        if (silent_seconds := self._used - self._silent_from) >= ENDLESS_SECONDS:
+            return f"worked on one piece of text for {show_seconds(silent_seconds)}"
+        return None
 
 
 class Watchdog:
@@ -220,7 +209,7 @@ class Watchdog:
 
 
 @contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
+def _signals_deferred() -> Iterator[None]:
     """Block SIGINT, SIGHUP and SIGTERM, in the parent and in the process it starts. Ctrl-C and a closed terminal signal
     the whole process group, but the parent decides what to do. The process inherits the mask, so that not even the
     start of its Python is interrupted; it unblocks SIGTERM later. The parent gets its signals afterwards: a child that
@@ -228,31 +217,22 @@ def _signals_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows: the worker ignores SIGINT a little later
         yield
         return
+    received: list[int] = []
+    handlers: dict[int, Any] = {}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
         resource_tracker.ensure_running()  # otherwise the first `start` does it, and resets the mask
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
-        with _handlers_deferred():
-            yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _handlers_deferred() -> Iterator[None]:
-    """Defer Python's signal handlers, which run in the main thread even if another thread gets the signal."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    ours = {number: handler for number, handler in handlers.items() if callable(handler)}
-    for number in ours:
-        signal.signal(number, lambda number, frame: numbers.append(number))
-    try:
+        # Python's handlers run in the main thread even if another thread, which does not block it, gets the signal.
+        if threading.current_thread() is threading.main_thread():
+            for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if callable(handler := signal.getsignal(one)):
+                    handlers[one] = handler
+                    signal.signal(one, lambda number, frame: received.append(number))
         yield
     finally:
-        for number, handler in ours.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        for held_back in numbers:
-            signal.raise_signal(held_back)
+        for number in received:
+            signal.raise_signal(number)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

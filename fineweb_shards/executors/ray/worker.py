@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,9 @@ RUN_PREFIX = "fineweb-shards-"  # of the name of a run's board, which is part of
 _SCRATCH_END = ".tmp"  # the store finds such files after a run was killed
 # A task that takes longer than this, plus the longest outage, hangs: its process is ended.
 _LONGEST_TASK_SECONDS = 3600
-_STANDARD_ERROR = 2
 _ALL = 2**62  # no limit
 _MAKING_PROCESS = threading.Lock()
+_PROCESSES: dict[str, RunProcess] = {}  # at most one
 
 
 def encode_batches(run: str, task: int, orders: bytes) -> tuple[bytes, list[Tokens]]:
@@ -77,19 +77,17 @@ class FileProcess:
 def _process_of(run: str) -> RunProcess:
     """Return this process's state for a run. `run` is the name of the run's board."""
     with _MAKING_PROCESS:  # an actor's first orders arrive in several threads at once
-        return _make_process(run)
-
-
-@lru_cache(maxsize=1)
-def _make_process(run: str) -> RunProcess:
-    board = load_ray().get_actor(run)
-    version, data = load_ray().get(board.get_shipment.remote())
-    if version != fineweb_shards.__version__:
-        raise UsageError(
-            f"Node {node_name()} has fineweb_shards {fineweb_shards.__version__}, but the run has {version}.",
-            "Install the same version on every node.",
-        )
-    return RunProcess(run, board, pickle.loads(data))
+        if run not in _PROCESSES:
+            board = load_ray().get_actor(run)
+            version, data = load_ray().get(board.get_shipment.remote())
+            if version != fineweb_shards.__version__:
+                raise UsageError(
+                    f"Node {node_name()} has fineweb_shards {fineweb_shards.__version__}, but the run has {version}.",
+                    "Install the same version on every node.",
+                )
+            _PROCESSES.clear()
+            _PROCESSES[run] = RunProcess(run, board, pickle.loads(data))
+        return _PROCESSES[run]
 
 
 def node_name() -> str:
@@ -136,7 +134,7 @@ class RunProcess:
         """Encode batches; append the tokens of each block to the list, unless the driver needs them."""
         self._observer.task = task
         seconds = self._spec.max_outage_seconds + _LONGEST_TASK_SECONDS
-        faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # standard error
         try:
             for order in orders:
                 if not order.one_by_one:  # such a batch is read by another process
@@ -163,13 +161,12 @@ class RunProcess:
                 if held is not None:
                     tokens.append(held)
                 blocks.append(messages.Encoded(index, told))
-        except ShardError as error:
-            return EncodedBatch(tuple(blocks), error)
         except MemoryError:
             raise
         except Exception as error:
-            bug = batch_bug(self._source, order.batch, error, f"A task on {node_name()}")
-            return EncodedBatch(tuple(blocks), bug)
+            if not isinstance(error, ShardError):
+                error = batch_bug(self._source, order.batch, error, f"A task on {node_name()}")
+            return EncodedBatch(tuple(blocks), error)
         return EncodedBatch(tuple(blocks))
 
     def _encode_in_local_executor(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
