@@ -1,6 +1,6 @@
 """The base of executors with a schedule: list batches, assign them to workers, yield their blocks in order.
 
-`Producer` and `MaxTokensCutoff` bound how far ahead batches are listed, assigned and fetched.
+`Producer` and `is_enough` bound how far ahead batches are listed, assigned and fetched.
 
 Everything happens in the caller's thread, inside `encode` and `wait`. A subclass assigns work (`_give_out`) and waits
 for events (`_listen`).
@@ -8,6 +8,7 @@ for events (`_listen`).
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from abc import abstractmethod
@@ -67,22 +68,18 @@ class Producer:
     def take(self) -> Batch | None:
         """Return the next batch; None if none is ready or the listing has `ended`."""
         is_complete = self._listing.done()  # check this first: then the last batch is in the queue
-        try:
+        with contextlib.suppress(queue.Empty):
             batch = self._queue.get_nowait()
-        except queue.Empty:
-            if not is_complete:
-                return None
-        else:
             self._places.put(None)
             return batch
-        self.ended, self.failure = True, self._listing.exception()
-        if not isinstance(self.failure, Exception | None):
-            # SystemExit and the like would end the program without a message.
-            self.failure = ShardError(f"The listing of the input failed: {self.failure!r}")
+        if is_complete:
+            self.ended, self.failure = True, self._listing.exception()
+            if not isinstance(self.failure, Exception | None):
+                # SystemExit and the like would end the program without a message.
+                self.failure = ShardError(f"The listing of the input failed: {self.failure!r}")
         return None
 
     def end(self, failure: Exception) -> None:
-        """End the listing here with this error."""
         self.ended, self.failure = True, failure
         self.stop()
 
@@ -100,26 +97,14 @@ class Producer:
             self._wake()
 
 
-class MaxTokensCutoff:
-    """Decides when the batches in flight suffice for `--max-tokens`: fetching more would waste time and, from a bucket,
-    money. `wanted_tokens` returns the number of tokens still missing; None: no limit. The tokens per byte are measured,
-    because a filter or length limits may drop most documents."""
-
-    def __init__(self, wanted_tokens: Callable[[], int | None]) -> None:
-        self._wanted_tokens = wanted_tokens
-        self._first = wanted_tokens()
-
-    def is_met_by(self, waiting_bytes: int, output_bytes: int) -> bool:
-        """Return whether batches of `waiting_bytes` will probably yield all missing tokens, judging by the batches of
-        `output_bytes` so far."""
-        wanted = self._wanted_tokens()
-        if wanted is None or self._first is None:
-            return False
-        made = self._first - wanted
-        if output_bytes and not made:  # no document was kept so far
-            return False
-        bytes_per_token = output_bytes / made if output_bytes else _BYTES_PER_TOKEN
-        return waiting_bytes >= _MARGIN * wanted * bytes_per_token
+def is_enough(wanted_tokens: int, made_tokens: int, waiting_bytes: int, output_bytes: int) -> bool:
+    """Return whether batches of `waiting_bytes` will probably yield all tokens that `--max-tokens` still wants, if
+    those of `output_bytes` have made `made_tokens`. Fetching more would waste time and, from a bucket, money. The bytes
+    per token are measured, because a filter or length limits may drop most documents."""
+    if output_bytes and not made_tokens:  # no document was kept so far
+        return False
+    bytes_per_token = output_bytes / made_tokens if output_bytes else _BYTES_PER_TOKEN
+    return waiting_bytes >= _MARGIN * wanted_tokens * bytes_per_token
 
 
 class Waits:
@@ -139,7 +124,6 @@ class Waits:
         self._observer.set_wait(cause, next(iter(reasons.values()), None))
 
     def end(self, worker: Hashable) -> None:
-        """Note that a worker has ended."""
         for cause in [cause for cause, reasons in self._reasons.items() if worker in reasons]:
             self.note(worker, cause, None)
 
@@ -168,7 +152,8 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         self._producers: dict[int, Producer] = {}  # of the unfinished listings
         self._failures: dict[int, BaseException] = {}  # of listings that can't be read further
         self._choose: ChooseListing = choose_first
-        self._cutoff = MaxTokensCutoff(lambda: None)
+        self._wanted_tokens: Callable[[], int | None] = lambda: None  # by the caller
+        self._first_wanted: int | None = None  # what it wanted at first
         self._ahead = 1  # how many batches to list ahead, over all listings
 
     def __enter__(self) -> Self:
@@ -202,7 +187,8 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         wanted_tokens: Callable[[], int | None] = lambda: None,
         choose: ChooseListing = choose_first,
     ) -> Generator[EncodedBlock]:
-        self._cutoff, self._choose, self._is_mix = MaxTokensCutoff(wanted_tokens), choose, len(listings) > 1
+        self._wanted_tokens, self._first_wanted = wanted_tokens, wanted_tokens()
+        self._choose, self._is_mix = choose, len(listings) > 1
         ahead = max(1, self._ahead // len(listings))
         producers = {lane: Producer(batches, ahead, self._wake) for lane, batches in enumerate(listings)}
         self._producers, self._failures = dict(producers), {}
@@ -265,9 +251,11 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         lane, awaited = self._choose({lane: schedule.lanes[lane] for lane in self._producers})
         if not schedule.needs_batch(lane, awaited=awaited):
             return None
+        wanted, first = self._wanted_tokens(), self._first_wanted
+        if wanted is None or first is None or (awaited and schedule.was_output(lane)):
+            return lane
         output_bytes = sum(lane.output_bytes for lane in schedule.lanes.values())
-        is_met = self._cutoff.is_met_by(schedule.waiting_bytes, output_bytes)
-        return None if is_met and not (awaited and schedule.was_output(lane)) else lane
+        return None if is_enough(wanted, first - wanted, schedule.waiting_bytes, output_bytes) else lane
 
     def _take_batch(self) -> bool:
         """Add the next batch to the schedule if one is ready and needed; return whether one was added."""
