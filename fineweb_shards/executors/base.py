@@ -53,12 +53,10 @@ class DataPlane(ABC):
         self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
     ) -> list[Future[None]]:
         """Write ranges of a block's tokens to their files before those are sealed. Returns a future for each placement;
-        a file may be sealed once its futures are done. The `last` call drops the tokens; every block needs exactly one,
-        even without placements."""
+        a file may be sealed once its futures are done. The `last` call, which every block needs, drops the tokens."""
 
     def seal(self, work: Segment | PileWork) -> Future[str]:
-        """Seal a segment or make piles durable (store/shard_files.py); return the SHA-256. The futures of all
-        placements in it must be done."""
+        """Seal a segment or make piles durable, once all placements in it are done; return the SHA-256."""
         return self._finish_file(work)
 
     def write_sidecars(self, file: FinishedFile) -> Future[None]:

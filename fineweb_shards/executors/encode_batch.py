@@ -33,17 +33,7 @@ from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, UnencodableE
 from fineweb_shards.tokenizers.references import make_reference
 from fineweb_shards.tokenizers.trial import GPT2_SHA256, check_engine
 from fineweb_shards.tokenizers.vocabulary_files import is_gpt2_text
-from fineweb_shards.types import (
-    Batch,
-    Counts,
-    EncodedBlock,
-    HeldTokens,
-    Origin,
-    Quarantined,
-    TextChunk,
-    Tokens,
-    find_origin,
-)
+from fineweb_shards.types import Batch, Counts, EncodedBlock, HeldTokens, Quarantined, TextChunk, Tokens, find_origin
 from fineweb_shards.vocabulary import Vocabulary
 
 # After this many documents of a batch crash the first engine, the other one encodes the rest.
@@ -104,8 +94,7 @@ class WorkerSpec:
 def encode_batch(
     source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
 ) -> Iterator[tuple[int, EncodedBlock]]:
-    """Yield a block, with its number in the batch, for each chunk from `order.first_block` on. `announce` gets each
-    document that is encoded separately."""
+    """Yield a block, with its number, for each chunk. `announce` gets each document that is encoded separately."""
     part = order.batch.part
     if isinstance(encoder, Encoder) and source.of(order.batch).settings.tokens_column is not None:
         encoder = encoder.joiner
@@ -117,8 +106,7 @@ def encode_batch(
 def _encode_single(
     source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
 ) -> Iterator[tuple[int, EncodedBlock]]:
-    """Yield the blocks of a batch of one file. If a token_count differs and the bytes came over the network, fetch them
-    once more before blaming the file."""
+    """Yield the blocks of one file. If a token_count differs, fetch what came over the network once more."""
 
     def encode_from(first_block: int) -> Iterator[tuple[int, EncodedBlock]]:
         for number, chunk in enumerate(source.chunks(order.batch)):
@@ -288,15 +276,17 @@ def join_blocks(blocks: list[EncodedBlock]) -> EncodedBlock:
 def _single(chunk: TextChunk, i: int) -> TextChunk:
     """Return document `i` of a chunk as a separate chunk, without the counts of the whole chunk."""
     ids = [find_origin(chunk, i)[1]]
-    inside = [one for one in chunk.origins if 0 <= i - one.first < one.count]
-    counts = [one.tokens[i - one.first :][:1] for one in inside if one.tokens is not None]
     return TextChunk(
         chunk.texts.only(i),
         None,
         None,
         starts_mid_document=chunk.starts_mid_document and i == 0,
         ends_mid_document=chunk.ends_mid_document and i == len(chunk.documents) - 1,
-        origins=tuple(Origin(0, 1, ids=ids, tokens=count) for count in counts),
+        origins=tuple(
+            replace(one, first=0, count=1, rows=None, ids=ids, tokens=one.tokens[i - one.first :][:1])
+            for one in chunk.origins
+            if one.tokens is not None and 0 <= i - one.first < one.count
+        ),
     )
 
 

@@ -48,7 +48,6 @@ class WriteOrder:
 
     @property
     def steps(self) -> int:
-        """The number of placements, plus one for dropping the tokens."""
         return len(self.placements) + self.last
 
 
@@ -130,14 +129,13 @@ class Done:
 
 @dataclass(frozen=True)
 class Written:
-    """The worker has written the next placement of a block, dropped the block's tokens, or both. After an `error` the
-    run has to stop."""
+    """The worker has written the next placement of a block, dropped its tokens, or both; or it failed."""
 
     batch: int
     block: int
     placements: int = 0  # 0 or 1
     dropped: bool = False
-    error: ShardError | None = None
+    error: ShardError | None = None  # the run has to stop
 
 
 @dataclass(frozen=True)

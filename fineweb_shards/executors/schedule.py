@@ -83,12 +83,10 @@ class Schedule(Generic[Worker]):
             self._digests[document.part, document.file] |= {document.sha256}
 
     def was_output(self, lane: int) -> bool:
-        """Return whether all batches of a lane were output."""
         return not self._tasks[lane]
 
     @property
     def waiting_bytes(self) -> int:
-        """The size of all batches not yet output."""
         return sum(lane.waiting_bytes for lane in self.lanes.values())
 
     @property
@@ -143,8 +141,8 @@ class Schedule(Generic[Worker]):
         """Assign the next batch to a worker; None if there is none, or if it has to wait."""
         waiting: set[int] = set()  # lanes whose next batch has to wait until earlier ones were output
         for task in self._pending:
-            first = self._first_of(task.lane)
-            is_later = first is not None and first.number < task.number  # else it may have been output, and then lost
+            lane = self._tasks[task.lane]
+            is_later = lane and lane[0].number < task.number  # else it may have been output, and then lost
             if is_later and (task in self._alone or task.is_large):
                 waiting.add(task.lane)
             if task.lane not in waiting:
@@ -163,7 +161,6 @@ class Schedule(Generic[Worker]):
         return task.order(self._digests[task.batch.part, task.batch.file])
 
     def has_work(self, worker: Worker) -> bool:
-        """Return whether a worker has a batch to encode, or a block to write."""
         load = self._loads.get(worker)
         return load is not None and bool(load.tasks or load.ordered)
 
@@ -172,7 +169,6 @@ class Schedule(Generic[Worker]):
         return self.has_work(worker) or (worker in self._loads and self._loads[worker].held > 0)
 
     def _is_alone(self) -> bool:
-        """Return whether some worker is trying a batch alone."""
         return any(task in load.tasks for task in self._alone for load in self._loads.values())
 
     # Messages of workers
@@ -182,8 +178,7 @@ class Schedule(Generic[Worker]):
         self._loads[worker].tasks[0].trying = document
 
     def receive_block(self, worker: Worker, index: int, block: EncodedBlock) -> WriteOrder | None:
-        """Keep block `index` of the batch that a worker is encoding. Returns the order to write its tokens if they
-        were lost after they had been placed."""
+        """Keep block `index` of a worker's batch. Returns the order to write it if it was placed, and then lost."""
         load = self._loads[worker]
         task = load.tasks[0]
         if task.abandoned and index not in task.held:
@@ -250,7 +245,6 @@ class Schedule(Generic[Worker]):
         self._drop_if_finished(task)
 
     def keeps(self, batch: int, block: int) -> bool:
-        """Return whether the tokens of a block are still to be written."""
         task, _ = self._unfinished.get(batch, (None, None))
         return task is not None and block in task.held
 
@@ -262,12 +256,8 @@ class Schedule(Generic[Worker]):
             self.in_flight_bytes -= task.batch.size_bytes
 
     def _was_output(self, task: Task) -> bool:
-        first = self._first_of(task.lane)
-        return first is None or first.number > task.number
-
-    def _first_of(self, lane: int) -> Task | None:
-        """Return the next task of a lane to be output."""
-        return self._tasks[lane][0] if self._tasks[lane] else None
+        lane = self._tasks[task.lane]
+        return not lane or lane[0].number > task.number
 
     # Output
 
@@ -281,8 +271,7 @@ class Schedule(Generic[Worker]):
         return next((tasks[0] for tasks in self._tasks.values() if tasks and (tasks[0].blocks or tasks[0].done)), None)
 
     def take_output(self) -> Iterator[EncodedBlock]:
-        """Yield the available blocks of the next batch. An error of the batch is raised after them, so that everything
-        before it is packed."""
+        """Yield the available blocks of the next batch, and raise its error after them, so that they are packed."""
         task = self._next_output()
         assert task is not None, "no output: check output_lane first"
         while task.blocks:
@@ -300,8 +289,7 @@ class Schedule(Generic[Worker]):
                 raise task.error
 
     def abandon_output(self) -> None:
-        """The stream ends here: give up all batches that were not output, and output blocks that were never placed.
-        Tokens that were placed are still written."""
+        """The stream ends here: give up everything that was not placed."""
         for lane in list(self._tasks):
             self.abandon_lane(lane)
         self.lanes.clear()

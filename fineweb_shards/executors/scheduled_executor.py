@@ -108,8 +108,7 @@ def is_enough(wanted_tokens: int, made_tokens: int, waiting_bytes: int, output_b
 
 
 class Waits:
-    """Tracks the waits of workers: tells the observer when the first wait for a cause begins and the last one ends. A
-    worker is any hashable handle."""
+    """Tracks the waits of workers: tells the observer when the first one for a cause begins and the last one ends."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -293,8 +292,7 @@ class ScheduledExecutor(Executor, Generic[Worker]):
 
 
 def replace_unreadable(source: Parts, task: Task, death: Death) -> EncodedBlock | WorkerError:
-    """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it. `death` is the
-    last worker's."""
+    """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it."""
     batch, file = task.batch, source.file_of(task.batch)
     settings = source.of(batch).settings
     sentence = (

@@ -5,13 +5,8 @@ A worker keeps a block's tokens until they are written. If it dies first, anothe
 the first missing block and gets the same tokens.
 
 After three deaths the documents of the batch are encoded one by one (encode_batch.py). From then on the way a worker
-dies (`DeathKind`, determined in local/pool.py) decides what happens to the document announced last:
-
-- crashed or stuck: the other engine tries the document next; if that crashes a worker too, the document is quarantined;
-- out of memory: other programs may be the cause. The batch is tried alone, while all other workers are idle; another
-  death then counts as a crash;
-- killed from outside: the document is not to blame and is never quarantined. After many kills without any progress the
-  run stops and can be resumed.
+dies (`DeathKind`, determined in local/pool.py) decides what happens to the document announced last; the table is in
+docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -34,8 +29,6 @@ Worker = TypeVar("Worker", bound=Hashable)
 
 
 class DeathKind(Enum):
-    """The cause of a worker's death."""
-
     CRASHED = "crashed by itself"
     OUT_OF_MEMORY = "out of memory, because of its document or of other programs"
     KILLED = "killed from outside"
@@ -67,8 +60,6 @@ class DeathCount:
 
 @dataclass
 class HeldBlock:
-    """A block whose tokens are not written yet."""
-
     present: bool = True  # a worker has the tokens; False: they have to be encoded again
     order: WriteOrder | None = None  # the placements known so far; None: none are known
     futures: deque[Future[None]] = field(default_factory=deque)  # one for each placement of the order
@@ -226,7 +217,6 @@ class FileTask:
             self.future.set_result(result.sha256)
 
     def note_death(self, death: Death) -> None:
-        """Count a worker that died; WorkerError after too many."""
         if self.deaths.add(death):
             raise WorkerError(
                 f"Workers die while they {describe_work(self.work)}: the last one {death.description}.",

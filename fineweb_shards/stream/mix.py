@@ -5,19 +5,8 @@ with the smallest t_i / w_i; ties go to the first part. So a document's *key* is
 it, divided by the weight, and the stream is all documents sorted by (key, number of the part). This is known as
 start-time fair queueing.
 
-**A part is ahead of its share by less than one of its own documents, and behind it by at most its share of one document
-of each other part.** Look at the stream after any token. Let k be the key of that token's document, and d_j the length
-of the last document taken, in whole or in part, from part j. Keys are taken in ascending order, so
-
-    (t_j - d_j) / w_j <= k    that document's key was at most k (its key is this, or more if its end is still to come)
-    t_j / w_j >= k            the next document's key is at least k; if none has been taken, both are 0
-
-Let T be the sum of all t and W that of all w: the share of part j is w_j T / W. By the second line every other part has
-at least w_i k tokens, and by the first one k is at least (t_j - d_j) / w_j. So T >= t_j + (W - w_j) (t_j - d_j) / w_j,
-or: t_j exceeds the share by at most d_j (1 - w_j / W). By the first line every other part has at most w_i k + d_i, and
-by the second one k is at most t_j / w_j. So T <= W t_j / w_j + (the sum of the other d_i), or: the share exceeds t_j by
-at most w_j / W times that sum. Once a part has run out, all this holds for the others, with T and W excluding it: their
-keys do not change, so no part makes up for the missing one.
+A part is ahead of its share by less than one of its own documents, and behind it by at most its share of one document
+of each other part; the proof is in docs/architecture.md.
 
 Whole blocks are ordered at once: known documents are sorted up to the *horizon*, the smallest key that an unknown
 document can have, because nothing can come before smaller keys. The part at the horizon is the one to wait for
@@ -60,8 +49,7 @@ _BEFORE_ALL = -1  # stands for the tokens before a document in whose middle a ru
 
 @dataclass(frozen=True, slots=True)
 class MixRule:
-    """The weights of the parts, as integers without a common divisor. With `until_all` the stream continues when a part
-    runs out."""
+    """Weights without a common divisor. With `until_all` the stream continues when a part runs out."""
 
     weights: tuple[int, ...]
     until_all: bool = False
@@ -285,9 +273,8 @@ Weight = Fraction | int | float
 
 
 def whole_weights(weights: Sequence[Weight | None]) -> list[int]:
-    """Return weights as integers without a common divisor; empty unless every part has one. A float counts as exactly
-    what its repr says."""
-    given = [Fraction(str(one)) for one in weights if one is not None]
+    """Return weights as integers without a common divisor; empty unless every part has one."""
+    given = [Fraction(str(one)) for one in weights if one is not None]  # a float is what its repr says
     if not any(given) or len(given) < len(weights):
         return []
     scale = Fraction(math.lcm(*(one.denominator for one in given)))

@@ -89,7 +89,6 @@ class Packer:
 
     @property
     def ended(self) -> bool:
-        """Whether `max_tokens` are packed."""
         return self.left_tokens == 0
 
     def pack(self, section: Section) -> Iterator[ShardSlice]:
@@ -99,8 +98,7 @@ class Packer:
         while position < section.tokens and not self.ended:
             parts, full = self._next_parts(section, position)
             if self._val_is_open and parts[0].split == "train":
-                # Without tokens: the end of the last document or file for validation is known only when the next one
-                # begins.
+                # Without tokens: the end of validation's last document is known only when the next one begins.
                 yield self._nothing(Counts(), checkpoint=True)
             length = sum(part.tokens for part in parts)
             ended, counts = self._move(section, position, position + length, ended)
@@ -178,7 +176,6 @@ class Packer:
         )
 
     def _left_in_segment(self, split: Split) -> int:
-        """Return how many more tokens fit into the current segment of a split."""
         return self._shard_tokens - self._tokens[split] % self._shard_tokens
 
     def _is_validation(self, section: Section) -> bool:
@@ -187,8 +184,7 @@ class Packer:
         return bool(files) and block.start.file < files[block.part]
 
     def _training_start(self, section: Section, start: int) -> int:
-        """Return where in a section, from `start` on, training begins; at the latest its end. For rules by which
-        validation is the beginning of the stream."""
+        """Return where in a section, from `start` on, training begins; at the latest its end."""
         rule = self._split_rule
         if rule.val_files:
             return section.tokens if self._is_validation(section) else start

@@ -19,8 +19,7 @@ from fineweb_shards.types import Counts, Cursors, EncodedBlock, TokenBlock
 
 
 def add_cursors(blocks: Iterable[EncodedBlock], starts: Cursors) -> Iterator[TokenBlock]:
-    """Yield the blocks of the stream from `starts` on with their exact places in their parts. Earlier tokens, which a
-    previous run has packed, are dropped."""
+    """Yield the blocks with their exact places in their parts. Tokens before `starts` are dropped: they are packed."""
     places = [replace(start, skip_tokens=0) for start in starts]
     skips = [start.skip_tokens for start in starts]  # still to drop of each part
     # The counts of each part's blocks since its last cursor: a resume would read, and count, them again.

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from multiprocessing import Pipe
 from typing import Any
 
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors import messages
-from fineweb_shards.executors.base import write_at_once
+from fineweb_shards.executors.base import Result, write_at_once
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.pool import Mailbox, Watchdog, WorkerProcess
 from fineweb_shards.executors.local.worker import Order, send_order
@@ -35,8 +36,7 @@ from fineweb_shards.units import show_bytes
 
 
 class LocalExecutor(ScheduledExecutor[WorkerProcess]):
-    """Tokenizes with worker processes. `quarantined` are documents that earlier runs left out; dead workers and waits
-    are reported to `observer`."""
+    """Tokenizes with worker processes. `quarantined` are documents that earlier runs left out."""
 
     def __init__(
         self,
@@ -105,20 +105,15 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         return futures
 
     def _finish_file(self, work: FileWork) -> Future[Any]:
-        future = self._files.add(work)
-        self._give_out_file_tasks()
-        return future
-
-    def _give_out_file_tasks(self) -> None:
-        for worker, order in self._files.give_out(worker for worker in self._workers if worker.ready):
-            self._send(worker, order)
+        return self._files.add(work)  # `_give_out` sends it
 
     def _give_out(self) -> None:
         """End workers as the memory guard advises, replace missing ones if memory allows it, and assign work."""
         self._follow_memory_advice()
         schedule = self._schedule
         self._fill(1 if schedule.tries_alone else self._count)
-        self._give_out_file_tasks()
+        for worker, file_order in self._files.give_out(worker for worker in self._workers if worker.ready):
+            self._send(worker, file_order)
         while not self._paused and (schedule.next_pending is not None or self._next_lane() is not None):
             available = (worker for worker in self._workers if worker.ready and not worker.leaving)
             least_busy = schedule.least_busy(available)
@@ -166,12 +161,16 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def _send(self, worker: WorkerProcess, order: Order) -> None:
         if isinstance(order, WorkOrder) and order.one_by_one:
             worker.note_order()
-        self._blocked_by = worker  # `send` blocks if the worker does not receive
+        self._exchange(worker, partial(send_order, worker.pipe, order, worker.pid))  # `_listen` notices if it has died
+
+    def _exchange(self, worker: WorkerProcess, action: Callable[[], Result]) -> Result | None:
+        """Send or receive a message; None if the worker has died."""
+        self._blocked_by = worker  # `action` blocks if the worker stops in the middle of the message
         try:
-            send_order(worker.pipe, order, worker.pid)
-        except OSError:  # it has died; `_listen` handles that
-            return
-        except BaseException:  # perhaps interrupted in the middle of the order
+            return action()
+        except (EOFError, OSError):
+            return None
+        except BaseException:  # perhaps interrupted in the middle of the message
             self._end(worker)
             raise
         finally:
@@ -206,17 +205,10 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         ]
 
     def _receive(self, worker: WorkerProcess) -> None:
-        self._blocked_by = worker  # `recv` blocks if the worker stops in the middle of a message
-        try:
-            message: messages.Message = worker.pipe.recv()
-        except (EOFError, OSError):
+        message: messages.Message | None = self._exchange(worker, worker.pipe.recv)
+        if message is None:
             self._handle_death(worker)
             return
-        except BaseException:  # perhaps interrupted in the middle of the message
-            self._end(worker)
-            raise
-        finally:
-            self._blocked_by = None
         worker.messages += 1
         match message:
             case messages.Encoded():

@@ -1,14 +1,11 @@
 """Start, listen to, watch and end worker processes, and find out how they died.
 
-How a worker died decides whether its document is suspected (task.py). An exit code, or a signal that a process causes
-itself (SIGSEGV, SIGABRT …), is a crash. SIGKILL and all other signals come from outside: from a person, a scheduler, or
-the kernel's OOM killer, which is recognized by the kernel's count of OOM kills.
+An exit code, or a signal that a process causes itself (SIGSEGV, SIGABRT …), is a crash. SIGKILL and all other signals
+come from outside: from a person, a scheduler, or the kernel's OOM killer, which is recognized by the kernel's count of
+OOM kills.
 
-The watchdog kills workers that have work but do nothing, such as deadlocked or stopped ones; they are then handled like
-all dead workers. It has a separate thread, because such a worker may block the executor in the middle of a message. A
-worker is fine while it sends messages, uses processor time, waits for the network (it reports that), for a disk or a
-core (the kernel reports that), or while the executor does not receive from it. Time in which the watchdog did not run
-does not count: the machine was suspended, or the whole run was stopped.
+The watchdog kills workers that have work but do nothing, such as deadlocked or stopped ones (docs/architecture.md). It
+has a separate thread, because such a worker may block the executor in the middle of a message.
 """
 
 from __future__ import annotations
@@ -53,8 +50,7 @@ _ACTIVE_STATES = "DRt"
 
 
 class WorkerProcess:
-    """The parent's view of a process that runs `run_worker`; creating it starts the process. `spec` is a pickled
-    WorkerSpec."""
+    """The parent's view of a process that runs `run_worker` and gets `spec`, a pickled WorkerSpec."""
 
     def __init__(self, spec: bytes) -> None:
         self.ready = False
@@ -87,8 +83,7 @@ class WorkerProcess:
         self.pipe.close()
 
     def kill_stuck(self, reason: str, *, stopped: bool) -> None:
-        """Kill the process because it does nothing. Thread-safe. `stopped`: it was stopped from outside (SIGSTOP), so
-        its document is not suspected."""
+        """Kill the process because it does nothing; its document is not suspected if it was `stopped` (SIGSTOP)."""
         self._killed_as = Death(DeathKind.KILLED if stopped else DeathKind.STUCK, f"{reason} and was killed")
         self._process.kill()
 

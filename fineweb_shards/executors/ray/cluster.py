@@ -41,8 +41,7 @@ _NO_CLUSTER = (
     "Start a cluster with `ray start --head`, which prints its address; or omit --ray-address, and the "
     "run starts a cluster on this machine."
 )
-# For this process and those of Ray that it starts: no usage reports, no library errors on the terminal, no second
-# message for an error that is handled here.
+# For this process and Ray's: no usage reports, no library errors on the terminal, no second message for an error.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
 # For a cluster started here. The token stays the same for the life of the process, because Ray caches it.
 _LOCAL_ENVIRONMENT = {
@@ -79,8 +78,7 @@ class Node:
 
 
 class Cluster:
-    """A connection to a cluster. `cores` and `store_bytes` are for a cluster that `connect` starts on this machine, and
-    `close` ends."""
+    """A connection to a cluster, or one with `cores` and `store_bytes` that it starts on this machine and ends."""
 
     def __init__(self, address: str, cores: int, store_bytes: int, observer: Observer) -> None:
         self._address = find_address(address)
@@ -176,8 +174,7 @@ def _lines_of(error: BaseException) -> list[str]:
 
 
 def check_reachable(address: str) -> None:
-    """Raise UsageError if no cluster answers at an address, or if it refuses this run. Ray itself would retry for
-    minutes and ignore Ctrl-C."""
+    """Raise UsageError if no cluster answers there, or if it refuses this run. Ray would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         return  # one of Ray's keywords: `auto`, `local`

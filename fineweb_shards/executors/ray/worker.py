@@ -172,8 +172,7 @@ class RunProcess:
     def _encode_in_local_executor(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
         """Yield the blocks of a batch that has ended several tasks, without the document to blame. Ray reports that a
         process died, but not how, which matters (task.py): a crash makes a document suspect, a kill from outside never
-        does. So the batch is encoded as on a single machine. Other copies of the document end tasks as well, and are
-        left out in the same way."""
+        does. So the batch is encoded as on a single machine. Other copies of the document are left out the same way."""
         quarantined = [
             Quarantined(order.batch.file, order.batch.position, 0, None, None, 0, digest, "", part=order.batch.part)
             for digest in order.skip_digests
@@ -188,8 +187,7 @@ class RunProcess:
                     yield index, block
 
     def _check_input(self, batch: Batch) -> None:
-        """Raise InputError if this node can't see the batch's file, which --on-bad-file skip would otherwise leave out
-        as damaged."""
+        """Raise InputError if this node can't see the file: --on-bad-file skip would leave it out as damaged."""
         file = self._source.file_of(batch)
         reads_path = batch.payload is None and batch.problem is None and file.place == LOCAL
         if reads_path and not os.path.exists(file.path):
