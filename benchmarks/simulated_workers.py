@@ -22,7 +22,7 @@ from fineweb_shards.executors.messages import (
     Encoded,
     FileOrder,
     FileResult,
-    Ready,
+    Signal,
     WorkOrder,
     WriteOrder,
     Written,
@@ -82,7 +82,7 @@ def simulate(pipes: list[connection.Connection]) -> None:
     mailbox = Mailbox()
     mailbox.add(*pipes)
     for pipe in pipes:
-        pipe.send(Ready())
+        pipe.send(Signal.READY)
     while pipes:
         for pipe in mailbox.wait(60):
             assert isinstance(pipe, connection.Connection)

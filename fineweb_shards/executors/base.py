@@ -87,13 +87,11 @@ class InProcessPlane(DataPlane):
     """Does the work in this process, for exports, which take their tokens from finished files. Writes immediately and
     seals files in threads. Call `close` at the end."""
 
+    workers = 0
+
     def __init__(self, store: Store, shard_format: ShardFormat, disk: Disk) -> None:
         self._settings = shard_format, store, disk.max_outage_seconds
         self._writer = TokenWriter(shard_format, disk)
-
-    @property
-    def workers(self) -> int:
-        return 0
 
     def place(
         self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True

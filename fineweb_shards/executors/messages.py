@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event, Observer
@@ -99,16 +100,11 @@ def try_order(
         return FileResult(order.number, error=ShardError(bug))
 
 
-@dataclass(frozen=True)
-class Ready:
-    """The worker has loaded its engine, and the self-test passed."""
+class Signal(Enum):
+    """What a worker tells without further data."""
 
-
-@dataclass(frozen=True)
-class Trying:
-    """The worker is about to encode this document, which is suspected if the worker dies now."""
-
-    document: Quarantined
+    READY = "it has loaded its engine, and the self-test passed"
+    ALIVE = "it is receiving bytes from the network, but slowly"
 
 
 @dataclass(frozen=True)
@@ -146,12 +142,8 @@ class Waiting:
     reason: str | None
 
 
-@dataclass(frozen=True)
-class Alive:
-    """The worker is receiving bytes from the network, but slowly."""
-
-
-Message = Alive | Ready | Trying | Encoded | Done | Written | FileResult | Waiting | Event
+# A document is sent before the worker encodes it separately: it is suspected if the worker dies now.
+Message = Signal | Quarantined | Encoded | Done | Written | FileResult | Waiting | Event
 
 
 class WorkerObserver(Observer):

@@ -86,10 +86,6 @@ class Schedule(Generic[Worker]):
         return not self._tasks[lane]
 
     @property
-    def waiting_bytes(self) -> int:
-        return sum(lane.waiting_bytes for lane in self.lanes.values())
-
-    @property
     def tries_alone(self) -> bool:
         """Whether a batch has to be tried alone: one worker is then enough."""
         return any(not task.done for task in self._alone)

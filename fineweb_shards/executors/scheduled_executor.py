@@ -253,8 +253,9 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         wanted, first = self._wanted_tokens(), self._first_wanted
         if wanted is None or first is None or (awaited and schedule.was_output(lane)):
             return lane
+        waiting_bytes = sum(lane.waiting_bytes for lane in schedule.lanes.values())
         output_bytes = sum(lane.output_bytes for lane in schedule.lanes.values())
-        return None if is_enough(wanted, first - wanted, schedule.waiting_bytes, output_bytes) else lane
+        return None if is_enough(wanted, first - wanted, waiting_bytes, output_bytes) else lane
 
     def _take_batch(self) -> bool:
         """Add the next batch to the schedule if one is ready and needed; return whether one was added."""

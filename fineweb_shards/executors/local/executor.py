@@ -230,16 +230,16 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
                 self._observer.add_fetched(message.fetched_bytes)
             case FileResult():
                 self._files.finish(message)
-            case messages.Trying():
-                self._schedule.announce(worker, message.document)
-            case messages.Ready():
+            case Quarantined():
+                self._schedule.announce(worker, message)
+            case messages.Signal.READY:
                 worker.ready = True
                 self._early_deaths = DeathCount()
             case messages.Waiting():
                 self._waits.note(worker, message.cause, message.reason)
             case Event():
                 self._observer.tell(message)
-            case messages.Alive():
+            case messages.Signal.ALIVE:
                 pass
 
     def _handle_death(self, worker: WorkerProcess) -> None:

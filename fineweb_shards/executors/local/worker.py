@@ -23,7 +23,7 @@ from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_
 from fineweb_shards.executors.messages import FileOrder, Message, WorkerObserver, WorkOrder, WriteOrder
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.system.shared_memory import SharedBytes
-from fineweb_shards.types import Quarantined, Tokens
+from fineweb_shards.types import Tokens
 
 Order = WorkOrder | WriteOrder | FileOrder  # to a worker
 # Exit codes of workers that end themselves.
@@ -65,12 +65,12 @@ class Outbox(WorkerObserver):
             self._pipe.send(message)
 
     def add_fetched(self, size_bytes: int) -> None:
-        """Count the bytes. An occasional `Alive` message shows the watchdog that a slow download is not stuck."""
+        """Count the bytes. An occasional message shows the watchdog that a slow download is not stuck."""
         super().add_fetched(size_bytes)
         now = time.monotonic()
         if now - self._last_alive > _ALIVE_EVERY_SECONDS:
             self._last_alive = now
-            self.send(messages.Alive())
+            self.send(messages.Signal.ALIVE)
 
 
 def run_worker(pipe: connection.Connection) -> None:
@@ -93,7 +93,7 @@ def run_worker(pipe: connection.Connection) -> None:
         return
     for action in (worker.receive_orders, worker.write_blocks, worker.finish_files):
         _start_thread(outbox, action)
-    outbox.send(messages.Ready())
+    outbox.send(messages.Signal.READY)
     worker.encode_batches()
 
 
@@ -134,13 +134,9 @@ class Worker:
 
     def encode_batches(self) -> None:
         """Encode batches, report their blocks to the parent, and hold the tokens."""
-
-        def announce(document: Quarantined) -> None:
-            self._outbox.send(messages.Trying(document))
-
         while (order := self._batches.get()) is not None:
             try:
-                for index, block in encode_batch(self._source, self._encoder, order, announce):
+                for index, block in encode_batch(self._source, self._encoder, order, self._outbox.send):
                     if self._spec.holds_tokens:
                         block, tokens = hold_tokens(order, index, block)
                         if tokens is not None:
@@ -167,7 +163,7 @@ class Worker:
         with self._dropped:
             while held_bytes() > messages.MOST_HELD_BYTES:
                 if not self._dropped.wait(_ALIVE_EVERY_SECONDS):
-                    self._outbox.send(messages.Alive())
+                    self._outbox.send(messages.Signal.ALIVE)
 
     def write_blocks(self) -> None:
         """Write the tokens of blocks as ordered, and drop them."""
