@@ -26,6 +26,7 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens
 
 Result = TypeVar("Result")
+Writes = list[Future[None]]  # one for each placement
 
 
 @dataclass
@@ -49,9 +50,7 @@ class DataPlane(ABC):
     I/O error) is raised by the next method called."""
 
     @abstractmethod
-    def place(
-        self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
-    ) -> list[Future[None]]:
+    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True) -> Writes:
         """Write ranges of a block's tokens to their files before those are sealed. Returns a future for each placement;
         a file may be sealed once its futures are done. The `last` call, which every block needs, drops the tokens."""
 
@@ -93,9 +92,7 @@ class InProcessPlane(DataPlane):
         self._settings = shard_format, store, disk.max_outage_seconds
         self._writer = TokenWriter(shard_format, disk)
 
-    def place(
-        self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
-    ) -> list[Future[None]]:
+    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True) -> Writes:
         assert not isinstance(tokens, HeldTokens), "no worker holds tokens here"
         return write_at_once(self._writer, tokens, placements)
 
@@ -114,7 +111,7 @@ class InProcessPlane(DataPlane):
         return in_background(call)
 
 
-def write_at_once(writer: TokenWriter, tokens: Tokens, placements: Sequence[Placement]) -> list[Future[None]]:
+def write_at_once(writer: TokenWriter, tokens: Tokens, placements: Sequence[Placement]) -> Writes:
     """Write tokens held by this process; return completed futures."""
     for placement in placements:
         writer.write(tokens, placement)

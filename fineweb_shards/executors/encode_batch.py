@@ -40,6 +40,7 @@ from fineweb_shards.vocabulary import Vocabulary
 _MANY_FALLBACKS = 3
 _SHOWN_CHARACTERS = 200
 Announce = Callable[[Quarantined], None]  # called with each document that is encoded separately
+Blocks = Iterator[tuple[int, EncodedBlock]]  # with their numbers in the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,7 @@ class WorkerSpec:
         return encoder
 
 
-def encode_batch(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
-) -> Iterator[tuple[int, EncodedBlock]]:
+def encode_batch(source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce) -> Blocks:
     """Yield a block, with its number, for each chunk. `announce` gets each document that is encoded separately."""
     part = order.batch.part
     if isinstance(encoder, Encoder) and source.of(order.batch).settings.tokens_column is not None:
@@ -103,12 +102,10 @@ def encode_batch(
         yield number, replace(block, part=part) if part else block
 
 
-def _encode_single(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
-) -> Iterator[tuple[int, EncodedBlock]]:
+def _encode_single(source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce) -> Blocks:
     """Yield the blocks of one file. If a token_count differs, fetch what came over the network once more."""
 
-    def encode_from(first_block: int) -> Iterator[tuple[int, EncodedBlock]]:
+    def encode_from(first_block: int) -> Blocks:
         for number, chunk in enumerate(source.chunks(order.batch)):
             if number >= first_block:
                 yield number, _encode_chunk(source, encoder, order, chunk, announce)
@@ -123,9 +120,7 @@ def _encode_single(
         yield number, block
 
 
-def _encode_members(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
-) -> Iterator[tuple[int, EncodedBlock]]:
+def _encode_members(source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce) -> Blocks:
     """Yield one block for several small files. If one can't be read, yield the files before it, then raise."""
     read: list[tuple[Batch, TextChunk]] = []
     failure: ShardError | None = None

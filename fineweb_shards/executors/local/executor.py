@@ -23,7 +23,7 @@ from typing import Any
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors import messages
-from fineweb_shards.executors.base import Result, write_at_once
+from fineweb_shards.executors.base import Result, Writes, write_at_once
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.pool import Mailbox, Watchdog, WorkerProcess
 from fineweb_shards.executors.local.worker import Order, send_order
@@ -94,9 +94,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def _wake(self) -> None:
         self._wakeup_sender.send_bytes(b"!")
 
-    def place(
-        self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
-    ) -> list[Future[None]]:
+    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True) -> Writes:
         if not isinstance(tokens, HeldTokens):
             return write_at_once(self._writer, tokens, placements)
         order, worker, futures = self._schedule.place(tokens, placements, last=last)

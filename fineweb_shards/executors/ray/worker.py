@@ -23,7 +23,7 @@ import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors import messages
-from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
+from fineweb_shards.executors.encode_batch import Blocks, Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.messages import FileOrder, FileResult, StoredTokens, WorkerObserver, WorkOrder
 from fineweb_shards.executors.ray.board import EncodedBatch, Shipment, TaskResult, apply_environment, unpacked
@@ -35,7 +35,7 @@ from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, read_file, refuse_link
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
-from fineweb_shards.types import Batch, EncodedBlock, Quarantined, Tokens
+from fineweb_shards.types import Batch, Quarantined, Tokens
 
 MARK_FILE = "ray-run"  # in the work folder; its content shows a node whether it sees the driver's folder
 RUN_PREFIX = "fineweb-shards-"  # of the name of a run's board, which is part of file names
@@ -169,7 +169,7 @@ class RunProcess:
             return EncodedBatch(tuple(blocks), error)
         return EncodedBatch(tuple(blocks))
 
-    def _encode_in_local_executor(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
+    def _encode_in_local_executor(self, order: WorkOrder) -> Blocks:
         """Yield the blocks of a batch that has ended several tasks, without the document to blame. Ray reports that a
         process died, but not how, which matters (task.py): a crash makes a document suspect, a kill from outside never
         does. So the batch is encoded as on a single machine. Other copies of the document are left out the same way."""
