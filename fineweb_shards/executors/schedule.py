@@ -71,7 +71,7 @@ class Schedule(Generic[Worker]):
         self._tasks: defaultdict[int, deque[Task]] = defaultdict(deque)
         self.lanes: defaultdict[int, Lane] = defaultdict(Lane)
         self._pending: deque[Task] = deque()  # in order, not assigned to any worker
-        self._unfinished: dict[int, tuple[Task, Worker | None]] = {}  # by number, with the worker that has it
+        self._unfinished: dict[int, Task] = {}  # by number
         self._loads: dict[Worker, _Load] = {}
         self._alone: set[Task] = set()  # to be tried while all other workers are idle
         self.in_flight_bytes = 0  # the size of all batches not yet written
@@ -108,7 +108,7 @@ class Schedule(Generic[Worker]):
             return False
         # Go beyond the window only if blocks are held back until this lane's next ones arrive (stream/length_limits.py,
         # mix.py), and not because writing is slow: a slow disk must not fill the memory.
-        held = [task.held.values() for task, _ in self._unfinished.values() if task.held]
+        held = [task.held.values() for task in self._unfinished.values() if task.held]
         return not any(all(block.is_placed for block in blocks) for blocks in held)
 
     def add(self, batch: Batch, lane: int = 0) -> None:
@@ -116,7 +116,7 @@ class Schedule(Generic[Worker]):
         self._batches += max(1, len(batch.members))  # a number for each file, in case the batch is split
         self._tasks[lane].append(task)
         self._pending.append(task)
-        self._unfinished[task.number] = task, None
+        self._unfinished[task.number] = task
         self.in_flight_bytes += batch.size_bytes
         self.lanes[lane].waiting_bytes += batch.size_bytes
         if any(self._digests[member.part, member.file] for member in batch.members):
@@ -153,7 +153,7 @@ class Schedule(Generic[Worker]):
             return None
         self._pending.remove(task)
         load.tasks.append(task)
-        self._unfinished[task.number] = task, worker
+        task.worker = worker
         return task.order(self._digests[task.batch.part, task.batch.file])
 
     def has_work(self, worker: Worker) -> bool:
@@ -198,41 +198,39 @@ class Schedule(Generic[Worker]):
     ) -> tuple[WriteOrder, Worker | None, list[Future[None]]]:
         """Return the order to write a block, the worker that has its tokens, and a future for each placement. If the
         tokens are lost, the worker is None, and `receive_block` returns the order once they have been encoded again."""
-        task, worker = self._unfinished[tokens.batch]
+        task = self._unfinished[tokens.batch]
         held = task.held[tokens.block]
         order = WriteOrder(tokens.batch, tokens.block, tuple(placements), last)
-        before = held.order.placements if held.order is not None else ()
-        held.order = replace(order, placements=before + order.placements) if before else order
+        held.placements += order.placements
+        held.is_placed = last
         futures: list[Future[None]] = [Future() for _ in placements]
         held.futures.extend(futures)
         if not held.present:
-            worker = None
-        if worker is not None:
-            self._loads[worker].ordered += order.steps
-        return order, worker, futures
+            return order, None, futures
+        self._loads[task.worker].ordered += order.steps
+        return order, task.worker, futures
 
     def note_written(self, worker: Worker, batch: int, block: int) -> None:
         """Note that the next placement of a block is written, and need not be written again."""
-        task = self._unfinished[batch][0]
+        task = self._unfinished[batch]
         held = task.held[block]
-        assert held.order is not None
-        held.order = replace(held.order, placements=held.order.placements[1:])
+        held.placements = held.placements[1:]
         self._loads[worker].ordered -= 1
         written = held.futures.popleft()
         if not written.done():  # done if another worker failed to write it, and died
             written.set_result(None)
         if task.abandoned and not (held.is_placed or held.futures):
-            self._forget(task, block, worker)
+            self._forget(task, block)
             self._drop_if_finished(task)
 
     def fail_write(self, batch: int, block: int, error: ShardError) -> None:
-        unwritten = self._unfinished[batch][0].held[block].futures[0]
+        unwritten = self._unfinished[batch].held[block].futures[0]
         if not unwritten.done():
             unwritten.set_exception(error)
 
     def note_dropped(self, worker: Worker | None, batch: int, block: int) -> None:
         """Note that a worker has written all of a block and dropped its tokens."""
-        task, _ = self._unfinished.get(batch, (None, None))
+        task = self._unfinished.get(batch)
         if task is None or task.held.pop(block, None) is None:
             return  # it was already written, and encoded again only because of its neighbours
         if worker in self._loads:  # else the worker is gone, but it had written the block
@@ -241,7 +239,7 @@ class Schedule(Generic[Worker]):
         self._drop_if_finished(task)
 
     def keeps(self, batch: int, block: int) -> bool:
-        task, _ = self._unfinished.get(batch, (None, None))
+        task = self._unfinished.get(batch)
         return task is not None and block in task.held
 
     def _drop_if_finished(self, task: Task) -> None:
@@ -289,32 +287,32 @@ class Schedule(Generic[Worker]):
         for lane in list(self._tasks):
             self.abandon_lane(lane)
         self.lanes.clear()
-        for task, worker in list(self._unfinished.values()):
+        for task in list(self._unfinished.values()):
             if any(not held.is_placed for held in task.held.values()):
-                self._abandon(task, worker)
+                self._abandon(task)
 
     def abandon_lane(self, lane: int) -> None:
         """Give up the batches of a lane that were not output: an earlier one can't be read."""
         tasks, self._tasks[lane] = self._tasks[lane], deque()
         self.lanes[lane].waiting_bytes = 0
         for task in tasks:
-            self._abandon(task, self._unfinished[task.number][1])
+            self._abandon(task)
 
-    def _abandon(self, task: Task, worker: Worker | None) -> None:
+    def _abandon(self, task: Task) -> None:
         task.abandoned = True
         task.blocks.clear()
         for index, held in list(task.held.items()):
             if not (held.is_placed or held.futures):
-                self._forget(task, index, worker)
+                self._forget(task, index)
         if not task.held:
             task.done = True
             if task in self._pending:
                 self._pending.remove(task)
             self._drop_if_finished(task)
 
-    def _forget(self, task: Task, index: int, worker: Worker | None) -> None:
-        if task.held.pop(index).present and worker is not None:
-            self._loads[worker].held -= 1
+    def _forget(self, task: Task, index: int) -> None:
+        if task.held.pop(index).present:
+            self._loads[task.worker].held -= 1
 
     # Removed and dead workers
 
@@ -328,9 +326,9 @@ class Schedule(Generic[Worker]):
         load = self._loads.pop(worker, None)
         for task in load.tasks if load and suspects else ():
             task.is_suspect = True
-        held = [task for task, holder in self._unfinished.values() if holder == worker]
+        held = [task for task in self._unfinished.values() if task.worker == worker]
         for task in held:
-            self._unfinished[task.number] = task, None
+            task.worker = None
             for block in task.held.values():
                 block.present = False
         self._do_again(task for task in held if task.held or not task.done)
@@ -340,8 +338,8 @@ class Schedule(Generic[Worker]):
         batches of all workers were taken back: the caller then has to end them all."""
         load = self._loads.get(worker)
         task = load.tasks[0] if load and load.tasks else None
-        for other, holder in self._unfinished.values():
-            if holder == worker and other is not task:
+        for other in self._unfinished.values():
+            if other.worker == worker and other is not task:
                 other.note_loss(death)
         self.remove_worker(worker)
         if task is None:
@@ -377,7 +375,7 @@ class Schedule(Generic[Worker]):
         lane = self._tasks[task.lane]
         self._tasks[task.lane] = deque(new for old in lane for new in (tasks if old is task else [old]))
         del self._unfinished[task.number]
-        self._unfinished |= {one.number: (one, None) for one in tasks}
+        self._unfinished |= {one.number: one for one in tasks}
         self._pending.remove(task)
         self._do_again(tasks)
 

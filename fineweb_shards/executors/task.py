@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors.messages import FileOrder, FileResult, FileWork, WorkOrder, WriteOrder, describe_work
-from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Quarantined
+from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Quarantined
 
 MAXIMUM_DEATHS = 3  # of workers on one batch, before its documents are encoded one by one
 MAXIMUM_KILLS = 30  # from outside on one batch, without a block in between
@@ -61,13 +61,9 @@ class DeathCount:
 @dataclass
 class HeldBlock:
     present: bool = True  # a worker has the tokens; False: they have to be encoded again
-    order: WriteOrder | None = None  # the placements known so far; None: none are known
-    futures: deque[Future[None]] = field(default_factory=deque)  # one for each placement of the order
-
-    @property
-    def is_placed(self) -> bool:
-        """Whether all of its placements are known."""
-        return self.order is not None and self.order.last
+    placements: tuple[Placement, ...] = ()  # those known so far that are not written
+    is_placed: bool = False  # all are known
+    futures: deque[Future[None]] = field(default_factory=deque)  # one for each placement
 
 
 @dataclass(eq=False)
@@ -77,6 +73,7 @@ class Task:
     batch: Batch
     number: int = 0  # in listing order
     lane: int = 0
+    worker: Any = None  # that has it, or its blocks
     blocks: deque[EncodedBlock] = field(default_factory=deque)  # encoded, not yet output
     lengths: list[int] = field(default_factory=list)  # in tokens, of all encoded blocks
     held: dict[int, HeldBlock] = field(default_factory=dict)  # by block number
@@ -152,7 +149,8 @@ class Task:
             return WriteOrder(self.number, index)  # already written
         held = self.held.setdefault(index, HeldBlock())
         held.present = True
-        return held.order
+        has_order = held.placements or held.is_placed
+        return WriteOrder(self.number, index, held.placements, held.is_placed) if has_order else None
 
     def note_death(self, death: Death) -> Quarantined | None:
         """Count a worker that died on this batch. Return the document to quarantine, if any."""

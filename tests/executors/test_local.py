@@ -124,7 +124,7 @@ def test_an_interruption_in_the_middle_of_a_message(source: Parts, tmp_path: Pat
             stop_inside(worker.pipe)
         with pytest.raises(Interrupted):
             expected.extend(len(block.tokens) for block in stream)
-        held = [block for task, _ in executor._schedule._unfinished.values() for block in task.held.values()]
+        held = [block for task in executor._schedule._unfinished.values() for block in task.held.values()]
         for write in [future for block in held for future in block.futures]:
             while not write.done():
                 with contextlib.suppress(Interrupted):

@@ -286,7 +286,7 @@ def test_a_worker_that_holds_a_part_of_a_block_is_idle() -> None:
     assert not schedule.note_death("a", KILL)
     schedule.give_next("b")
     again = schedule.receive_block("b", 0, kept(0))
-    assert again == WriteOrder(0, 0, (), last=False)  # what is written is not written again
+    assert again is None  # what is written is not written again
     schedule.finish("b")
     assert not schedule.has_work("b")
     order, worker, _ = schedule.place(kept_of(block), placements("y"))
@@ -1014,7 +1014,7 @@ class Simulation:
             is_idle = man.is_idle or not (man.batches or man.unheard or any(order.steps for order in man.writes))
             assert not (is_idle and self.schedule.has_work(worker)), "it has nothing to do"
             needed = not man.is_idle or any(
-                self.schedule._unfinished[batch][1] == worker and block in self.schedule._unfinished[batch][0].held
+                self.schedule._unfinished[batch].worker == worker and block in self.schedule._unfinished[batch].held
                 for batch, block in man.tokens
                 if batch in self.schedule._unfinished
             )

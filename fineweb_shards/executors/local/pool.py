@@ -34,10 +34,8 @@ Waitable = connection.Connection | int  # a pipe, or the sentinel of a process
 # of processor time on two cores. Set only while a worker starts, so that a command run after the build is unaffected.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
-_OWN_SIGNALS = {
-    getattr(signal, name, None)
-    for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS", "SIGXCPU")
-}
+_OWN_NAMES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS", "SIGXCPU")
+_OWN_SIGNALS = {getattr(signal, name, None) for name in _OWN_NAMES}
 
 WATCH_EVERY_SECONDS = 1.0
 # No message, and almost no processor time used.
