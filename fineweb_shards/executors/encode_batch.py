@@ -81,9 +81,8 @@ class WorkerSpec:
         if self.engine is None:
             return TokenJoiner(self.vocabulary, eot_first=eot_first)
         reference = make_reference(self.vocabulary)
-        engine: Engine = reference
-        if self.engine != reference.name:
-            engine = ENGINES[self.engine](self.vocabulary, self.mistaken)
+        is_reference = self.engine == reference.name
+        engine: Engine = reference if is_reference else ENGINES[self.engine](self.vocabulary, self.mistaken)
         encoder = Encoder(engine, reference, eot_first=eot_first, seed=self.seed)
         check_engine(encoder.encode_documents, engine.name, reference, self.selftest_sha256)
         if not is_gpt2_text(self.vocabulary):
@@ -188,8 +187,7 @@ class Prefetcher:
     """Fetches batches ahead of their use. Each failure is only reported, once: reading the batch raises the error."""
 
     def __init__(self, source: Parts, observer: Observer) -> None:
-        self._source = source
-        self._observer = observer
+        self._source, self._observer = source, observer
         self._reported: set[str] = set()
 
     def prefetch(self, batch: Batch) -> None:

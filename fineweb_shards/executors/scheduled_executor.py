@@ -52,8 +52,7 @@ class Producer:
     """
 
     def __init__(self, batches: Iterator[Batch], ahead: int, wake: Callable[[], object]) -> None:
-        self._batches = batches
-        self._wake = wake
+        self._batches, self._wake = batches, wake
         self._queue: queue.SimpleQueue[Batch] = queue.SimpleQueue()
         self._places: queue.SimpleQueue[None] = queue.SimpleQueue()  # an item for each free place in the queue
         for _ in range(ahead):

@@ -145,8 +145,7 @@ class Mixer:
     def __init__(
         self, rule: MixRule, starts: Cursors, taken: Sequence[int], *, eot_first: bool, val_files: Sequence[int] = ()
     ) -> None:
-        self._rule = rule
-        self._eot_first = eot_first
+        self._rule, self._eot_first = rule, eot_first
         self._val_files = val_files or (0,) * len(starts)
         # The validation blocks of each part that has any left, and the parts for which these are complete.
         self._validation: dict[int, deque[TokenBlock]] = {}

@@ -67,8 +67,7 @@ class Packer:
         done = done or PackedTotals()
         self._shard_tokens = shard_tokens
         self._split_rule = split_rule or SplitRule()
-        self._one_file = one_file
-        self._eot_first = eot_first
+        self._one_file, self._eot_first = one_file, eot_first
         self._tokens: dict[Split, int] = {"val": done.val_tokens, "train": done.train_tokens}
         self._documents = done.documents
         self._places = list(starts)  # up to which each part is packed

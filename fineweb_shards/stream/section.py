@@ -100,7 +100,6 @@ class Section:
         return list(zip(blocks.tolist(), ranges[::-1][rows, 1].tolist(), strict=True))
 
     def holders_of_eots(self, begin: int, end: int) -> Positions:
-        """Return the block number of each EOT from token `begin` up to `end`."""
         first, last = np.searchsorted(self.eots, (begin, end))
         return self.holders[np.searchsorted(self.firsts, self.eots[first:last], side="right") - 1]
 

@@ -162,8 +162,7 @@ class Watchdog:
     def __init__(
         self, get_watched: Callable[[], Sequence[WorkerProcess]], observer: Observer, clock: Clock | None = None
     ) -> None:
-        self._observer = observer
-        self._get_watched = get_watched
+        self._get_watched, self._observer = get_watched, observer
         self._clock = clock or Clock()
         self._activities: dict[WorkerProcess, WorkerActivity] = {}
         self._last_look = self._clock.now()

@@ -101,9 +101,7 @@ class Worker:
     """The work of one process: a method for each thread, with queues between them."""
 
     def __init__(self, pipe: connection.Connection, spec: WorkerSpec, outbox: Outbox) -> None:
-        self._pipe = pipe
-        self._spec = spec
-        self._outbox = outbox
+        self._pipe, self._spec, self._outbox = pipe, spec, outbox
         self._source = spec.source.reopened(outbox)
         self._prefetcher = Prefetcher(self._source, outbox)
         self._encoder = spec.make_encoder()
@@ -166,7 +164,6 @@ class Worker:
                     self._outbox.send(messages.Signal.ALIVE)
 
     def write_blocks(self) -> None:
-        """Write the tokens of blocks as ordered, and drop them."""
         while True:
             order = self._writes.get()
             key = order.batch, order.block
@@ -187,7 +184,6 @@ class Worker:
                 self._outbox.send(messages.Written(*key, error=error))
 
     def finish_files(self) -> None:
-        """Seal segments and write sidecars."""
         while True:
             order = self._files.get()
             self._outbox.send(messages.try_order(order, partial(self._spec.finish_file, order, self._outbox)))

@@ -82,8 +82,7 @@ class Cluster:
 
     def __init__(self, address: str, cores: int, store_bytes: int, observer: Observer) -> None:
         self._address = find_address(address)
-        self._cores = cores
-        self._store_bytes = max(_SMALLEST_STORE_BYTES, store_bytes)
+        self._cores, self._store_bytes = cores, max(_SMALLEST_STORE_BYTES, store_bytes)
         self._observer = observer
         self._folder: str | None = None  # of a cluster started here
         self.is_shared = False  # the process was already connected, and stays so

@@ -107,8 +107,7 @@ class RunProcess:
     """The state of a process between the tasks of a run: its engine, and open input files."""
 
     def __init__(self, run: str, board: Any, shipment: Shipment) -> None:
-        self._run = run
-        self._board = board
+        self._run, self._board = run, board
         self._observer = TaskObserver(board.tell.remote)
         if os.path.isdir(shipment.current_folder):
             os.chdir(shipment.current_folder)
@@ -118,8 +117,7 @@ class RunProcess:
             _check_folder(folder, shipment.mark)
         if not shipment.shared:  # the folder is for files created on this node
             _remove_leftovers(spec.store.folder / WORK_FOLDER, run)
-        self._spec = spec
-        self._vocabulary_files = shipment.vocabulary_files
+        self._spec, self._vocabulary_files = spec, shipment.vocabulary_files
         apply_priority(spec.priority)
         self._source = spec.source.reopened(self._observer)
         self._prefetcher = Prefetcher(self._source, self._observer)
@@ -177,10 +175,9 @@ class RunProcess:
             Quarantined(order.batch.file, order.batch.position, 0, None, None, 0, digest, "", part=order.batch.part)
             for digest in order.skip_digests
         ]
-        guard = MemoryGuard(worker_bytes=_ALL)
         with (
             unpacked(replace(self._spec, holds_tokens=False), self._vocabulary_files) as spec,
-            LocalExecutor(spec, 1, _ALL, guard, quarantined, self._observer) as executor,
+            LocalExecutor(spec, 1, _ALL, MemoryGuard(worker_bytes=_ALL), quarantined, self._observer) as executor,
         ):
             for index, block in enumerate(executor.encode([iter([order.batch])])):
                 if index >= order.first_block:
@@ -267,12 +264,10 @@ def _remove_leftovers(folder: Path, run: str) -> None:
 
 def _check_folder(folder: Path, mark: str) -> None:
     """Raise OutputError if this node does not see this folder of the driver."""
-    try:
-        found = read_file(folder / WORK_FOLDER / MARK_FILE)
-    except OSError:
-        found = b""
-    if found != mark.encode():
-        raise OutputError(
-            f"{os.path.abspath(folder)}: on node {node_name()} this is not the run's folder.",
-            "Use a bucket, or a folder on a shared file system that all nodes see under the same path.",
-        )
+    with contextlib.suppress(OSError):
+        if read_file(folder / WORK_FOLDER / MARK_FILE) == mark.encode():
+            return
+    raise OutputError(
+        f"{os.path.abspath(folder)}: on node {node_name()} this is not the run's folder.",
+        "Use a bucket, or a folder on a shared file system that all nodes see under the same path.",
+    )
