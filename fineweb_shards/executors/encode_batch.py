@@ -177,8 +177,10 @@ def hold_tokens(order: WorkOrder, index: int, block: EncodedBlock) -> tuple[Enco
     return replace(block, tokens=HeldTokens(order.number, index, len(tokens))), tokens
 
 
-def batch_bug(source: Parts, batch: Batch, error: Exception, who: str = "A worker") -> ShardError:
-    """Return the error for an unexpected exception, with its traceback."""
+def batch_error(source: Parts, batch: Batch, error: Exception, who: str = "A worker") -> ShardError:
+    """Return the error that ended a batch; an unexpected exception is a bug, and shown with its traceback."""
+    if isinstance(error, ShardError):
+        return error
     name = source.file_of(batch).name
     return ShardError(f"{who} failed on {name} at position {batch.position}: {describe_error(error)}")
 

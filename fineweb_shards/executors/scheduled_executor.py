@@ -14,7 +14,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Generic, Self
 
 import numpy as np
@@ -26,7 +25,6 @@ from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.messages import MOST_HELD_BYTES
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import Death, Task, Worker
-from fineweb_shards.sources.source import Parts
 from fineweb_shards.storage.place import HUB
 from fineweb_shards.stream.section import NO_POSITIONS
 from fineweb_shards.system.background import in_background
@@ -144,9 +142,8 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         self._spec = spec
         self._observer = observer or Observer()
         self._waits = Waits(self._observer)
-        unreadable = partial(replace_unreadable, spec.source)
         self._is_mix = False
-        self._schedule: Schedule[Worker] = Schedule(window_bytes, queued_batches, unreadable, quarantined)
+        self._schedule: Schedule[Worker] = Schedule(window_bytes, queued_batches, self._replace_unreadable, quarantined)
         self._producers: dict[int, Producer] = {}  # of the unfinished listings
         self._failures: dict[int, BaseException] = {}  # of listings that can't be read further
         self._choose: ChooseListing = choose_first
@@ -290,22 +287,21 @@ class ScheduledExecutor(Executor, Generic[Worker]):
             f"{hint} Rerun the same command to resume.",
         )
 
-
-def replace_unreadable(source: Parts, task: Task, death: Death) -> EncodedBlock | WorkerError:
-    """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it."""
-    batch, file = task.batch, source.file_of(task.batch)
-    settings = source.of(batch).settings
-    sentence = (
-        f"{file.path}: {task.deaths} workers died while reading the batch at position {batch.position}; "
-        f"the last one {death.description}."
-    )
-    # Skip it only if a resume can start after it; otherwise a resume might find the batch readable.
-    whole = batch.rows is None and not (
-        batch.starts_mid_document or batch.ends_mid_document or batch.starts_at_seam or task.received
-    )
-    if task.stuck or not (settings.skip_bad and whole):  # stuck: a disk may have been away for a while
-        return WorkerError(sentence)
-    nothing = np.empty(0, settings.vocabulary.dtype), NO_POSITIONS
-    start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
-    note = (f"left out: {sentence}",)
-    return EncodedBlock(start, end, *nothing, counts=Counts(bad_parts=1), problems=note, part=batch.part)
+    def _replace_unreadable(self, task: Task, death: Death) -> EncodedBlock | WorkerError:
+        """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it."""
+        source, batch = self._spec.source, task.batch
+        file, settings = source.file_of(batch), source.of(batch).settings
+        sentence = (
+            f"{file.path}: {task.deaths} workers died while reading the batch at position {batch.position}; "
+            f"the last one {death.description}."
+        )
+        # Skip it only if a resume can start after it; otherwise a resume might find the batch readable.
+        whole = batch.rows is None and not (
+            batch.starts_mid_document or batch.ends_mid_document or batch.starts_at_seam or task.received
+        )
+        if task.stuck or not (settings.skip_bad and whole):  # stuck: a disk may have been away for a while
+            return WorkerError(sentence)
+        nothing = np.empty(0, settings.vocabulary.dtype), NO_POSITIONS
+        start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
+        note = (f"left out: {sentence}",)
+        return EncodedBlock(start, end, *nothing, counts=Counts(bad_parts=1), problems=note, part=batch.part)

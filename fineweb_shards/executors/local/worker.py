@@ -19,7 +19,7 @@ from multiprocessing import connection, parent_process, reduction
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event
 from fineweb_shards.executors import messages
-from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
+from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_error, encode_batch, hold_tokens
 from fineweb_shards.executors.messages import FileOrder, Message, WorkerObserver, WorkOrder, WriteOrder
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.system.shared_memory import SharedBytes
@@ -145,12 +145,10 @@ class Worker:
                 self._outbox.send(self._outbox.take_done())
             except MemoryError:
                 os._exit(OUT_OF_MEMORY_EXIT_CODE)
-            except ShardError as error:
-                self._outbox.send(messages.Done(error=error))
             except (BrokenPipeError, ConnectionResetError):
                 return  # the parent is gone
             except Exception as error:
-                self._outbox.send(messages.Done(error=batch_bug(self._source, order.batch, error)))
+                self._outbox.send(messages.Done(error=batch_error(self._source, order.batch, error)))
 
     def _wait_for_writes(self, batch: int) -> None:
         """Wait until most tokens of a batch are written: a disk or an upload may be slower than the encoder."""

@@ -23,7 +23,7 @@ import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors import messages
-from fineweb_shards.executors.encode_batch import Blocks, Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
+from fineweb_shards.executors.encode_batch import Blocks, Prefetcher, WorkerSpec, batch_error, encode_batch, hold_tokens
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.messages import FileOrder, FileResult, StoredTokens, WorkerObserver, WorkOrder
 from fineweb_shards.executors.ray.board import EncodedBatch, Shipment, TaskResult, apply_environment, unpacked
@@ -162,9 +162,8 @@ class RunProcess:
         except MemoryError:
             raise
         except Exception as error:
-            if not isinstance(error, ShardError):
-                error = batch_bug(self._source, order.batch, error, f"A task on {node_name()}")
-            return EncodedBatch(tuple(blocks), error)
+            who = f"A task on {node_name()}"
+            return EncodedBatch(tuple(blocks), batch_error(self._source, order.batch, error, who))
         return EncodedBatch(tuple(blocks))
 
     def _encode_in_local_executor(self, order: WorkOrder) -> Blocks:
