@@ -14,7 +14,7 @@ from multiprocessing import connection
 import numpy as np
 
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.local import pool
+from fineweb_shards.executors.local import executor as local_executor
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.pool import Mailbox
 from fineweb_shards.executors.messages import (
@@ -22,7 +22,7 @@ from fineweb_shards.executors.messages import (
     Encoded,
     FileOrder,
     FileResult,
-    Ready,
+    Signal,
     WorkOrder,
     WriteOrder,
     Written,
@@ -70,7 +70,7 @@ def simulated_local(
         theirs.close()
     SimulatedWorker.ends = [ours for ours, _ in pairs]
     SimulatedWorker.simulation = simulation.pid or 0
-    pool.WorkerProcess = SimulatedWorker  # type: ignore[misc, assignment]
+    local_executor.WorkerProcess = SimulatedWorker  # type: ignore[misc, assignment]
     with LocalExecutor(spec, workers, window_bytes, MemoryGuard(2**40)) as executor:
         yield executor, lambda: sum(worker.messages for worker in executor._workers)
         simulation.terminate()
@@ -82,7 +82,7 @@ def simulate(pipes: list[connection.Connection]) -> None:
     mailbox = Mailbox()
     mailbox.add(*pipes)
     for pipe in pipes:
-        pipe.send(Ready())
+        pipe.send(Signal.READY)
     while pipes:
         for pipe in mailbox.wait(60):
             assert isinstance(pipe, connection.Connection)

@@ -126,9 +126,9 @@ def test_the_control_plane_orders_a_resumed_stream(tmp_path: Path, monkeypatch: 
     """Simulated workers, everything else real: every token behind the shards that are done is ordered."""
     from control_plane import Stream, Workers, order_stream
 
-    from fineweb_shards.executors.local import pool
+    from fineweb_shards.executors.local import executor
 
-    monkeypatch.setattr(pool, "WorkerProcess", pool.WorkerProcess)  # which the simulation replaces
+    monkeypatch.setattr(executor, "WorkerProcess", executor.WorkerProcess)  # which the simulation replaces
 
     stream = Stream(files=3, batches_a_file=100, batch_tokens=900_000, done_shards=1)
     ordered = order_stream(tmp_path / "out", Workers(0, 3), stream)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from fineweb_shards.events import Observer
+from fineweb_shards.executors.messages import FileWork
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.shard_files import PileWork, TokenWriter, seal
 from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
@@ -25,6 +26,7 @@ from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens
 
 Result = TypeVar("Result")
+Writes = list[Future[None]]  # one for each placement
 
 
 @dataclass
@@ -48,21 +50,21 @@ class DataPlane(ABC):
     I/O error) is raised by the next method called."""
 
     @abstractmethod
-    def place(
-        self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
-    ) -> list[Future[None]]:
+    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True) -> Writes:
         """Write ranges of a block's tokens to their files before those are sealed. Returns a future for each placement;
-        a file may be sealed once its futures are done. The `last` call drops the tokens; every block needs exactly one,
-        even without placements."""
+        a file may be sealed once its futures are done. The `last` call, which every block needs, drops the tokens."""
 
-    @abstractmethod
     def seal(self, work: Segment | PileWork) -> Future[str]:
-        """Seal a segment (store/shard_files.py) or make piles durable (store/shard_files.py); return the SHA-256. The
-        futures of all placements in it must be done. If a worker dies, another one repeats the work."""
+        """Seal a segment or make piles durable, once all placements in it are done; return the SHA-256."""
+        return self._finish_file(work)
+
+    def write_sidecars(self, file: FinishedFile) -> Future[None]:
+        """Write all sidecars of a file (store/sidecars.py)."""
+        return self._finish_file(file)
 
     @abstractmethod
-    def write_sidecars(self, file: FinishedFile) -> Future[None]:
-        """Write all sidecars of a file (store/sidecars.py); repeated if a worker dies."""
+    def _finish_file(self, work: FileWork) -> Future[Any]:
+        """Do the work, and again if a worker dies."""
 
     @abstractmethod
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
@@ -84,28 +86,20 @@ class InProcessPlane(DataPlane):
     """Does the work in this process, for exports, which take their tokens from finished files. Writes immediately and
     seals files in threads. Call `close` at the end."""
 
+    workers = 0
+
     def __init__(self, store: Store, shard_format: ShardFormat, disk: Disk) -> None:
-        self._store = store
-        self._format = shard_format
-        self._max_wait_seconds = disk.max_outage_seconds
+        self._settings = shard_format, store, disk.max_outage_seconds
         self._writer = TokenWriter(shard_format, disk)
 
-    @property
-    def workers(self) -> int:
-        return 0
-
-    def place(
-        self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
-    ) -> list[Future[None]]:
+    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True) -> Writes:
         assert not isinstance(tokens, HeldTokens), "no worker holds tokens here"
         return write_at_once(self._writer, tokens, placements)
 
-    def seal(self, work: Segment | PileWork) -> Future[str]:
-        settings = self._format, self._store, self._max_wait_seconds
-        return self._start(partial(seal, Observer(), work, *settings))
-
-    def write_sidecars(self, file: FinishedFile) -> Future[None]:
-        return self._start(partial(write_sidecars, Observer(), file))
+    def _finish_file(self, work: FileWork) -> Future[Any]:
+        if isinstance(work, FinishedFile):
+            return self._start(partial(write_sidecars, Observer(), work))
+        return self._start(partial(seal, Observer(), work, *self._settings))
 
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
         return future.result(longest_seconds)
@@ -117,7 +111,7 @@ class InProcessPlane(DataPlane):
         return in_background(call)
 
 
-def write_at_once(writer: TokenWriter, tokens: Tokens, placements: Sequence[Placement]) -> list[Future[None]]:
+def write_at_once(writer: TokenWriter, tokens: Tokens, placements: Sequence[Placement]) -> Writes:
     """Write tokens held by this process; return completed futures."""
     for placement in placements:
         writer.write(tokens, placement)

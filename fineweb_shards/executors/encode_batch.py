@@ -18,12 +18,12 @@ import numpy as np
 
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.messages import FileWork, WorkOrder
+from fineweb_shards.executors.messages import FileOrder, FileResult, WorkOrder
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.sources.source import Parts, arrived_damaged
-from fineweb_shards.store.shard_files import TokenWriter, seal
-from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
-from fineweb_shards.store.store import Store
+from fineweb_shards.store.shard_files import PileWork, TokenWriter, seal
+from fineweb_shards.store.sidecars import write_sidecars
+from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.stream.section import NO_POSITIONS, Span, join_spans
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.texts import NO_TEXTS, Texts
@@ -40,6 +40,7 @@ from fineweb_shards.vocabulary import Vocabulary
 _MANY_FALLBACKS = 3
 _SHOWN_CHARACTERS = 200
 Announce = Callable[[Quarantined], None]  # called with each document that is encoded separately
+Blocks = Iterator[tuple[int, EncodedBlock]]  # with their numbers in the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,14 @@ class WorkerSpec:
     def make_writer(self, observer: Observer) -> TokenWriter:
         return TokenWriter(self.shard_format, Disk(self.store.folder, self.max_outage_seconds, observer))
 
-    def finish_file(self, work: FileWork, observer: Observer) -> str | None:
-        """Seal a segment or a pile and return its SHA-256, or write the sidecars of a finished file."""
-        if not isinstance(work, FinishedFile):
-            return seal(observer, work, self.shard_format, self.store, self.max_outage_seconds)
-        write_sidecars(observer, work)
-        return None
+    def finish_file(self, order: FileOrder, observer: Observer) -> FileResult:
+        """Seal a segment or a pile, or write the sidecars of a finished file."""
+        if isinstance(order.work, Segment | PileWork):
+            settings = self.shard_format, self.store, self.max_outage_seconds
+            return FileResult(order.number, seal(observer, order.work, *settings))
+        if order.work is not None:
+            write_sidecars(observer, order.work)
+        return FileResult(order.number)
 
     def make_encoder(self) -> Encoder | TokenJoiner:
         """Return the worker's encoder, which has passed the self-test."""
@@ -78,9 +81,8 @@ class WorkerSpec:
         if self.engine is None:
             return TokenJoiner(self.vocabulary, eot_first=eot_first)
         reference = make_reference(self.vocabulary)
-        engine: Engine = reference
-        if self.engine != reference.name:
-            engine = ENGINES[self.engine](self.vocabulary, self.mistaken)
+        is_reference = self.engine == reference.name
+        engine: Engine = reference if is_reference else ENGINES[self.engine](self.vocabulary, self.mistaken)
         encoder = Encoder(engine, reference, eot_first=eot_first, seed=self.seed)
         check_engine(encoder.encode_documents, engine.name, reference, self.selftest_sha256)
         if not is_gpt2_text(self.vocabulary):
@@ -89,11 +91,8 @@ class WorkerSpec:
         return encoder
 
 
-def encode_batch(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
-) -> Iterator[tuple[int, EncodedBlock]]:
-    """Yield a block, with its number in the batch, for each chunk from `order.first_block` on. `announce` gets each
-    document that is encoded separately."""
+def encode_batch(source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce) -> Blocks:
+    """Yield a block, with its number, for each chunk. `announce` gets each document that is encoded separately."""
     part = order.batch.part
     if isinstance(encoder, Encoder) and source.of(order.batch).settings.tokens_column is not None:
         encoder = encoder.joiner
@@ -102,13 +101,10 @@ def encode_batch(
         yield number, replace(block, part=part) if part else block
 
 
-def _encode_single(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
-) -> Iterator[tuple[int, EncodedBlock]]:
-    """Yield the blocks of a batch of one file. If a token_count differs and the bytes came over the network, fetch them
-    once more before blaming the file."""
+def _encode_single(source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce) -> Blocks:
+    """Yield the blocks of one file. If a token_count differs, fetch what came over the network once more."""
 
-    def encode_from(first_block: int) -> Iterator[tuple[int, EncodedBlock]]:
+    def encode_from(first_block: int) -> Blocks:
         for number, chunk in enumerate(source.chunks(order.batch)):
             if number >= first_block:
                 yield number, _encode_chunk(source, encoder, order, chunk, announce)
@@ -123,9 +119,7 @@ def _encode_single(
         yield number, block
 
 
-def _encode_members(
-    source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce
-) -> Iterator[tuple[int, EncodedBlock]]:
+def _encode_members(source: Parts, encoder: Encoder | TokenJoiner, order: WorkOrder, announce: Announce) -> Blocks:
     """Yield one block for several small files. If one can't be read, yield the files before it, then raise."""
     read: list[tuple[Batch, TextChunk]] = []
     failure: ShardError | None = None
@@ -183,8 +177,10 @@ def hold_tokens(order: WorkOrder, index: int, block: EncodedBlock) -> tuple[Enco
     return replace(block, tokens=HeldTokens(order.number, index, len(tokens))), tokens
 
 
-def batch_bug(source: Parts, batch: Batch, error: Exception, who: str = "A worker") -> ShardError:
-    """Return the error for an unexpected exception, with its traceback."""
+def batch_error(source: Parts, batch: Batch, error: Exception, who: str = "A worker") -> ShardError:
+    """Return the error that ended a batch; an unexpected exception is a bug, and shown with its traceback."""
+    if isinstance(error, ShardError):
+        return error
     name = source.file_of(batch).name
     return ShardError(f"{who} failed on {name} at position {batch.position}: {describe_error(error)}")
 
@@ -193,8 +189,7 @@ class Prefetcher:
     """Fetches batches ahead of their use. Each failure is only reported, once: reading the batch raises the error."""
 
     def __init__(self, source: Parts, observer: Observer) -> None:
-        self._source = source
-        self._observer = observer
+        self._source, self._observer = source, observer
         self._reported: set[str] = set()
 
     def prefetch(self, batch: Batch) -> None:
@@ -236,7 +231,16 @@ def encode_one_by_one(
                 blocks.append(encoder.encode(emptied, where))
                 continue
             announce(document)
-            blocks.append(_encode_with_either(part, where, encoder, order, document.sha256))
+            fallbacks = order.use_fallback_for  # the first engine has crashed on these
+            if len(fallbacks) >= _MANY_FALLBACKS or document.sha256 in fallbacks:
+                blocks.append((encoder.fallback or encoder).encode(part, where))
+                continue
+            try:
+                blocks.append(encoder.encode(part, where))
+            except UnencodableError:
+                if (fallback := encoder.fallback) is None:
+                    raise
+                blocks.append(fallback.encode(part, where))
         except UnencodableError as error:
             quarantined.append(replace(document, cause=str(error)))
             blocks.append(encoder.encode(emptied, where))
@@ -264,21 +268,9 @@ def join_blocks(blocks: list[EncodedBlock]) -> EncodedBlock:
     )
 
 
-def _encode_with_either(part: TextChunk, where: str, encoder: Encoder, order: WorkOrder, sha256: str) -> EncodedBlock:
-    """Encode a document, with the other engine if the first fails or has crashed on it before."""
-    if sha256 in order.use_fallback_for or len(order.use_fallback_for) >= _MANY_FALLBACKS:
-        return (encoder.fallback or encoder).encode(part, where)
-    try:
-        return encoder.encode(part, where)
-    except UnencodableError:
-        if encoder.fallback is None:
-            raise
-        return encoder.fallback.encode(part, where)
-
-
 def _single(chunk: TextChunk, i: int) -> TextChunk:
     """Return document `i` of a chunk as a separate chunk, without the counts of the whole chunk."""
-    origins = [origin for origin in chunk.origins if 0 <= i - origin.first < origin.count]
+    ids = [find_origin(chunk, i)[1]]
     return TextChunk(
         chunk.texts.only(i),
         None,
@@ -286,15 +278,9 @@ def _single(chunk: TextChunk, i: int) -> TextChunk:
         starts_mid_document=chunk.starts_mid_document and i == 0,
         ends_mid_document=chunk.ends_mid_document and i == len(chunk.documents) - 1,
         origins=tuple(
-            replace(
-                origin,
-                first=0,
-                count=1,
-                rows=None if origin.rows is None else origin.rows[i - origin.first :][:1],
-                ids=None if origin.ids is None else origin.ids[i - origin.first :][:1],
-                tokens=None if origin.tokens is None else origin.tokens[i - origin.first :][:1],
-            )
-            for origin in origins
+            replace(one, first=0, count=1, rows=None, ids=ids, tokens=one.tokens[i - one.first :][:1])
+            for one in chunk.origins
+            if one.tokens is not None and 0 <= i - one.first < one.count
         ),
     )
 

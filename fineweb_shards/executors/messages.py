@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event, Observer
@@ -48,7 +49,6 @@ class WriteOrder:
 
     @property
     def steps(self) -> int:
-        """The number of placements, plus one for dropping the tokens."""
         return len(self.placements) + self.last
 
 
@@ -100,16 +100,11 @@ def try_order(
         return FileResult(order.number, error=ShardError(bug))
 
 
-@dataclass(frozen=True)
-class Ready:
-    """The worker has loaded its engine, and the self-test passed."""
+class Signal(Enum):
+    """What a worker tells without further data."""
 
-
-@dataclass(frozen=True)
-class Trying:
-    """The worker is about to encode this document, which is suspected if the worker dies now."""
-
-    document: Quarantined
+    READY = "it has loaded its engine, and the self-test passed"
+    ALIVE = "it is receiving bytes from the network, but slowly"
 
 
 @dataclass(frozen=True)
@@ -122,35 +117,21 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Done:
-    """The worker has encoded all blocks of its batch."""
+    """The worker has encoded all blocks of its batch, or no worker can (`error`)."""
 
     fetched_bytes: int = 0  # over the network, since the previous Done
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The worker can't encode its batch, and no other worker could."""
-
-    error: ShardError
+    error: ShardError | None = None
 
 
 @dataclass(frozen=True)
 class Written:
-    """The worker has written the next placement of a block, dropped the block's tokens, or both."""
+    """The worker has written the next placement of a block, dropped its tokens, or both; or it failed."""
 
     batch: int
     block: int
-    placements: int  # 0 or 1
-    dropped: bool
-
-
-@dataclass(frozen=True)
-class Broken:
-    """The worker could not write a block: the run has to stop."""
-
-    batch: int
-    block: int
-    error: ShardError
+    placements: int = 0  # 0 or 1
+    dropped: bool = False
+    error: ShardError | None = None  # the run has to stop
 
 
 @dataclass(frozen=True)
@@ -161,12 +142,8 @@ class Waiting:
     reason: str | None
 
 
-@dataclass(frozen=True)
-class Alive:
-    """The worker is receiving bytes from the network, but slowly."""
-
-
-Message = Alive | Ready | Trying | Encoded | Done | Failed | Written | FileResult | Broken | Waiting | Event
+# A document is sent before the worker encodes it separately: it is suspected if the worker dies now.
+Message = Signal | Quarantined | Encoded | Done | Written | FileResult | Waiting | Event
 
 
 class WorkerObserver(Observer):
@@ -184,7 +161,7 @@ class WorkerObserver(Observer):
         self._send(Waiting(cause, reason))
 
     def add_fetched(self, size_bytes: int) -> None:
-        """Count bytes received from the network. To save messages, `take_done` reports their sum."""
+        """Count bytes received from the network; to save messages, `take_done` reports their sum."""
         with self._fetched_lock:
             self._fetched_bytes += size_bytes
 

@@ -71,29 +71,19 @@ class Schedule(Generic[Worker]):
         self._tasks: defaultdict[int, deque[Task]] = defaultdict(deque)
         self.lanes: defaultdict[int, Lane] = defaultdict(Lane)
         self._pending: deque[Task] = deque()  # in order, not assigned to any worker
-        self._unfinished: dict[int, tuple[Task, Worker | None]] = {}  # by number, with the worker that has it
+        self._unfinished: dict[int, Task] = {}  # by number
         self._loads: dict[Worker, _Load] = {}
         self._alone: set[Task] = set()  # to be tried while all other workers are idle
         self.in_flight_bytes = 0  # the size of all batches not yet written
         self._batches = 0  # added so far
-        self._digests: dict[tuple[int, int], frozenset[str]] = {}  # of quarantined documents, by part and file
+        # Of quarantined documents, by part and file.
+        self._digests: defaultdict[tuple[int, int], frozenset[str]] = defaultdict(frozenset)
         self._newly_quarantined = 0  # in this run
         for document in quarantined:
-            self._add_digest(document)
+            self._digests[document.part, document.file] |= {document.sha256}
 
     def was_output(self, lane: int) -> bool:
-        """Return whether all batches of a lane were output."""
         return not self._tasks[lane]
-
-    @property
-    def waiting_bytes(self) -> int:
-        """The size of all batches not yet output."""
-        return sum(lane.waiting_bytes for lane in self.lanes.values())
-
-    @property
-    def output_bytes(self) -> int:
-        """The size of all batches output so far."""
-        return sum(lane.output_bytes for lane in self.lanes.values())
 
     @property
     def tries_alone(self) -> bool:
@@ -118,7 +108,7 @@ class Schedule(Generic[Worker]):
             return False
         # Go beyond the window only if blocks are held back until this lane's next ones arrive (stream/length_limits.py,
         # mix.py), and not because writing is slow: a slow disk must not fill the memory.
-        held = [task.held.values() for task, _ in self._unfinished.values() if task.held]
+        held = [task.held.values() for task in self._unfinished.values() if task.held]
         return not any(all(block.is_placed for block in blocks) for blocks in held)
 
     def add(self, batch: Batch, lane: int = 0) -> None:
@@ -126,10 +116,10 @@ class Schedule(Generic[Worker]):
         self._batches += max(1, len(batch.members))  # a number for each file, in case the batch is split
         self._tasks[lane].append(task)
         self._pending.append(task)
-        self._unfinished[task.number] = task, None
+        self._unfinished[task.number] = task
         self.in_flight_bytes += batch.size_bytes
         self.lanes[lane].waiting_bytes += batch.size_bytes
-        if any((member.part, member.file) in self._digests for member in batch.members):
+        if any(self._digests[member.part, member.file] for member in batch.members):
             self._separate(task)
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
@@ -147,29 +137,26 @@ class Schedule(Generic[Worker]):
         """Assign the next batch to a worker; None if there is none, or if it has to wait."""
         waiting: set[int] = set()  # lanes whose next batch has to wait until earlier ones were output
         for task in self._pending:
-            first = self._first_of(task.lane)
-            is_later = first is not None and first.number < task.number  # else it may have been output, and then lost
+            lane = self._tasks[task.lane]
+            is_later = lane and lane[0].number < task.number  # else it may have been output, and then lost
             if is_later and (task in self._alone or task.is_large):
                 waiting.add(task.lane)
             if task.lane not in waiting:
                 break
         else:  # other lanes were tried, because the consumer may be waiting for lost tokens of theirs
             return None
-        if task in self._alone:
-            if any(load.tasks for load in self._loads.values()):
-                return None
-        elif self._is_alone():
+        has_to_wait = any(load.tasks for load in self._loads.values()) if task in self._alone else self._is_alone()
+        if has_to_wait:
             return None
         load = self._loads.setdefault(worker, _Load())
         if load.is_reserved or ((task.is_suspect or task.is_large) and (load.tasks or load.ordered)):
             return None
         self._pending.remove(task)
         load.tasks.append(task)
-        self._unfinished[task.number] = task, worker
-        return task.order(self._digests.get((task.batch.part, task.batch.file), frozenset()))
+        task.worker = worker
+        return task.order(self._digests[task.batch.part, task.batch.file])
 
     def has_work(self, worker: Worker) -> bool:
-        """Return whether a worker has a batch to encode, or a block to write."""
         load = self._loads.get(worker)
         return load is not None and bool(load.tasks or load.ordered)
 
@@ -178,7 +165,6 @@ class Schedule(Generic[Worker]):
         return self.has_work(worker) or (worker in self._loads and self._loads[worker].held > 0)
 
     def _is_alone(self) -> bool:
-        """Return whether some worker is trying a batch alone."""
         return any(task in load.tasks for task in self._alone for load in self._loads.values())
 
     # Messages of workers
@@ -188,8 +174,7 @@ class Schedule(Generic[Worker]):
         self._loads[worker].tasks[0].trying = document
 
     def receive_block(self, worker: Worker, index: int, block: EncodedBlock) -> WriteOrder | None:
-        """Keep block `index` of the batch that a worker is encoding. Returns the order to write its tokens if they
-        were lost after they had been placed."""
+        """Keep block `index` of a worker's batch. Returns the order to write it if it was placed, and then lost."""
         load = self._loads[worker]
         task = load.tasks[0]
         if task.abandoned and index not in task.held:
@@ -197,7 +182,7 @@ class Schedule(Generic[Worker]):
         order = task.receive_block(index, block)
         if index in task.held:
             load.held += 1
-            load.ordered += 0 if order is None else order.steps
+            load.ordered += order.steps if order else 0
         return order
 
     def finish(self, worker: Worker, error: ShardError | None = None) -> None:
@@ -213,52 +198,48 @@ class Schedule(Generic[Worker]):
     ) -> tuple[WriteOrder, Worker | None, list[Future[None]]]:
         """Return the order to write a block, the worker that has its tokens, and a future for each placement. If the
         tokens are lost, the worker is None, and `receive_block` returns the order once they have been encoded again."""
-        task, worker = self._unfinished[tokens.batch]
+        task = self._unfinished[tokens.batch]
         held = task.held[tokens.block]
         order = WriteOrder(tokens.batch, tokens.block, tuple(placements), last)
-        before = held.order.placements if held.order is not None else ()
-        held.order = replace(order, placements=before + order.placements) if before else order
+        held.placements += order.placements
+        held.is_placed = last
         futures: list[Future[None]] = [Future() for _ in placements]
         held.futures.extend(futures)
         if not held.present:
-            worker = None
-        if worker is not None:
-            self._loads[worker].ordered += order.steps
-        return order, worker, futures
+            return order, None, futures
+        self._loads[task.worker].ordered += order.steps
+        return order, task.worker, futures
 
     def note_written(self, worker: Worker, batch: int, block: int) -> None:
         """Note that the next placement of a block is written, and need not be written again."""
-        task = self._unfinished[batch][0]
+        task = self._unfinished[batch]
         held = task.held[block]
-        assert held.order is not None
-        held.order = replace(held.order, placements=held.order.placements[1:])
+        held.placements = held.placements[1:]
         self._loads[worker].ordered -= 1
         written = held.futures.popleft()
         if not written.done():  # done if another worker failed to write it, and died
             written.set_result(None)
         if task.abandoned and not (held.is_placed or held.futures):
-            self._forget(task, block, worker)
+            self._forget(task, block)
             self._drop_if_finished(task)
 
     def fail_write(self, batch: int, block: int, error: ShardError) -> None:
-        unwritten = self._unfinished[batch][0].held[block].futures[0]
+        unwritten = self._unfinished[batch].held[block].futures[0]
         if not unwritten.done():
             unwritten.set_exception(error)
 
     def note_dropped(self, worker: Worker | None, batch: int, block: int) -> None:
         """Note that a worker has written all of a block and dropped its tokens."""
-        task, _ = self._unfinished.get(batch, (None, None))
+        task = self._unfinished.get(batch)
         if task is None or task.held.pop(block, None) is None:
             return  # it was already written, and encoded again only because of its neighbours
-        load = None if worker is None else self._loads.get(worker)
-        if load is not None:  # else the worker is gone, but it had written the block
-            load.held -= 1
-            load.ordered -= 1
+        if worker in self._loads:  # else the worker is gone, but it had written the block
+            self._loads[worker].held -= 1
+            self._loads[worker].ordered -= 1
         self._drop_if_finished(task)
 
     def keeps(self, batch: int, block: int) -> bool:
-        """Return whether the tokens of a block are still to be written."""
-        task, _ = self._unfinished.get(batch, (None, None))
+        task = self._unfinished.get(batch)
         return task is not None and block in task.held
 
     def _drop_if_finished(self, task: Task) -> None:
@@ -269,12 +250,8 @@ class Schedule(Generic[Worker]):
             self.in_flight_bytes -= task.batch.size_bytes
 
     def _was_output(self, task: Task) -> bool:
-        first = self._first_of(task.lane)
-        return first is None or first.number > task.number
-
-    def _first_of(self, lane: int) -> Task | None:
-        """Return the next task of a lane to be output."""
-        return self._tasks[lane][0] if self._tasks[lane] else None
+        lane = self._tasks[task.lane]
+        return not lane or lane[0].number > task.number
 
     # Output
 
@@ -288,8 +265,7 @@ class Schedule(Generic[Worker]):
         return next((tasks[0] for tasks in self._tasks.values() if tasks and (tasks[0].blocks or tasks[0].done)), None)
 
     def take_output(self) -> Iterator[EncodedBlock]:
-        """Yield the available blocks of the next batch. An error of the batch is raised after them, so that everything
-        before it is packed."""
+        """Yield the available blocks of the next batch, and raise its error after them, so that they are packed."""
         task = self._next_output()
         assert task is not None, "no output: check output_lane first"
         while task.blocks:
@@ -307,40 +283,36 @@ class Schedule(Generic[Worker]):
                 raise task.error
 
     def abandon_output(self) -> None:
-        """The stream ends here: give up all batches that were not output, and output blocks that were never placed.
-        Tokens that were placed are still written."""
-        for lane in self._tasks.values():
-            for task in lane:
-                task.abandoned = True
-                task.blocks.clear()
-        self._tasks.clear()
+        """The stream ends here: give up everything that was not placed."""
+        for lane in list(self._tasks):
+            self.abandon_lane(lane)
         self.lanes.clear()
-        for task, worker in list(self._unfinished.values()):
-            task.abandoned |= any(not held.is_placed for held in task.held.values())
-            for index, held in list(task.held.items()):
-                if not (held.is_placed or held.futures):
-                    self._forget(task, index, worker)
-            if task.abandoned and not task.held:
-                task.done = True
-                self._drop_if_finished(task)
-        self._pending = deque(task for task in self._pending if task.held)
+        for task in list(self._unfinished.values()):
+            if any(not held.is_placed for held in task.held.values()):
+                self._abandon(task)
 
     def abandon_lane(self, lane: int) -> None:
         """Give up the batches of a lane that were not output: an earlier one can't be read."""
         tasks, self._tasks[lane] = self._tasks[lane], deque()
         self.lanes[lane].waiting_bytes = 0
         for task in tasks:
-            task.abandoned = True
-            task.blocks.clear()
-            for index in list(task.held):
-                self._forget(task, index, self._unfinished[task.number][1])
-            task.done = True
-            self._drop_if_finished(task)
-        self._pending = deque(task for task in self._pending if task not in tasks)
+            self._abandon(task)
 
-    def _forget(self, task: Task, index: int, worker: Worker | None) -> None:
-        if task.held.pop(index).present and worker is not None:
-            self._loads[worker].held -= 1
+    def _abandon(self, task: Task) -> None:
+        task.abandoned = True
+        task.blocks.clear()
+        for index, held in list(task.held.items()):
+            if not (held.is_placed or held.futures):
+                self._forget(task, index)
+        if not task.held:
+            task.done = True
+            if task in self._pending:
+                self._pending.remove(task)
+            self._drop_if_finished(task)
+
+    def _forget(self, task: Task, index: int) -> None:
+        if task.held.pop(index).present:
+            self._loads[task.worker].held -= 1
 
     # Removed and dead workers
 
@@ -354,22 +326,20 @@ class Schedule(Generic[Worker]):
         load = self._loads.pop(worker, None)
         for task in load.tasks if load and suspects else ():
             task.is_suspect = True
-        held = [task for task, holder in self._unfinished.values() if holder == worker]
-        lost = [task for task in held if task.held or not task.done]
-        for task in lost:
+        held = [task for task in self._unfinished.values() if task.worker == worker]
+        for task in held:
+            task.worker = None
             for block in task.held.values():
                 block.present = False
-        for task in held:
-            self._unfinished[task.number] = task, None
-        self._do_again(lost)
+        self._do_again(task for task in held if task.held or not task.done)
 
     def note_death(self, worker: Worker, death: Death) -> bool:
         """Take back a dead worker's batches and decide how to continue with the one it died on. Returns True if the
         batches of all workers were taken back: the caller then has to end them all."""
         load = self._loads.get(worker)
         task = load.tasks[0] if load and load.tasks else None
-        for other, holder in self._unfinished.values():
-            if holder == worker and other is not task:
+        for other in self._unfinished.values():
+            if other.worker == worker and other is not task:
                 other.note_loss(death)
         self.remove_worker(worker)
         if task is None:
@@ -394,33 +364,23 @@ class Schedule(Generic[Worker]):
                 task.fail(instead)
         elif task.alone and not was_alone:
             self._alone.add(task)
-            self._remove_all_workers()
+            for other_worker in list(self._loads):
+                self.remove_worker(other_worker)
             return True
         return False
-
-    def _remove_all_workers(self) -> None:
-        for worker in list(self._loads):
-            self.remove_worker(worker)
 
     def _separate(self, task: Task) -> None:
         """Split a batch of several files, none of it output yet, into one batch per file."""
         tasks = [Task(batch, task.number + i, task.lane) for i, batch in enumerate(task.batch.members)]
         lane = self._tasks[task.lane]
-        place = lane.index(task)
-        lane.remove(task)
-        for i, one in enumerate(tasks):
-            lane.insert(place + i, one)
+        self._tasks[task.lane] = deque(new for old in lane for new in (tasks if old is task else [old]))
         del self._unfinished[task.number]
-        self._unfinished |= {one.number: (one, None) for one in tasks}
+        self._unfinished |= {one.number: one for one in tasks}
         self._pending.remove(task)
         self._do_again(tasks)
 
     def _do_again(self, tasks: Iterable[Task]) -> None:
         self._pending = deque(sorted({*self._pending, *tasks}, key=lambda task: task.number))
-
-    def _add_digest(self, document: Quarantined) -> None:
-        place = document.part, document.file
-        self._digests[place] = self._digests.get(place, frozenset()) | {document.sha256}
 
     def _leave_out(self, task: Task, document: Quarantined) -> None:
         """Leave out the document that crashed the workers of `task`, and start all later batches over."""
@@ -433,9 +393,10 @@ class Schedule(Generic[Worker]):
         self._newly_quarantined += 1
         if self._newly_quarantined > MAXIMUM_QUARANTINED:
             raise WorkerError(f"More than {MAXIMUM_QUARANTINED} documents crashed their workers: {document.cause}.")
-        self._add_digest(document)
+        self._digests[document.part, document.file] |= {document.sha256}
         task.skip_digests = self._digests[document.part, document.file]
-        self._remove_all_workers()
+        for worker in list(self._loads):
+            self.remove_worker(worker)
         later = [other for other in self._tasks[task.lane] if other.number > task.number]
         for other in later:  # none of their blocks was output
             other.blocks.clear()

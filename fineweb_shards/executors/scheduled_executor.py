@@ -1,6 +1,6 @@
 """The base of executors with a schedule: list batches, assign them to workers, yield their blocks in order.
 
-`Producer` and `MaxTokensCutoff` bound how far ahead batches are listed, assigned and fetched.
+`Producer` and `is_enough` bound how far ahead batches are listed, assigned and fetched.
 
 Everything happens in the caller's thread, inside `encode` and `wait`. A subclass assigns work (`_give_out`) and waits
 for events (`_listen`).
@@ -8,13 +8,13 @@ for events (`_listen`).
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
-from typing import Any, Generic, Self
+from typing import Generic, Self
 
 import numpy as np
 
@@ -22,14 +22,10 @@ from fineweb_shards.errors import InputError, ShardError, WorkerError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import ChooseListing, Executor, Result, choose_first
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.messages import MOST_HELD_BYTES, FileWork
+from fineweb_shards.executors.messages import MOST_HELD_BYTES
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.executors.task import Death, Task, Worker
-from fineweb_shards.sources.source import Parts
 from fineweb_shards.storage.place import HUB
-from fineweb_shards.store.shard_files import PileWork
-from fineweb_shards.store.sidecars import FinishedFile
-from fineweb_shards.store.store import Segment
 from fineweb_shards.stream.section import NO_POSITIONS
 from fineweb_shards.system.background import in_background
 from fineweb_shards.types import Batch, Counts, Cursor, EncodedBlock, Quarantined
@@ -54,8 +50,7 @@ class Producer:
     """
 
     def __init__(self, batches: Iterator[Batch], ahead: int, wake: Callable[[], object]) -> None:
-        self._batches = batches
-        self._wake = wake
+        self._batches, self._wake = batches, wake
         self._queue: queue.SimpleQueue[Batch] = queue.SimpleQueue()
         self._places: queue.SimpleQueue[None] = queue.SimpleQueue()  # an item for each free place in the queue
         for _ in range(ahead):
@@ -70,22 +65,18 @@ class Producer:
     def take(self) -> Batch | None:
         """Return the next batch; None if none is ready or the listing has `ended`."""
         is_complete = self._listing.done()  # check this first: then the last batch is in the queue
-        try:
+        with contextlib.suppress(queue.Empty):
             batch = self._queue.get_nowait()
-        except queue.Empty:
-            if not is_complete:
-                return None
-        else:
             self._places.put(None)
             return batch
-        self.ended, self.failure = True, self._listing.exception()
-        if not isinstance(self.failure, Exception | None):
-            # SystemExit and the like would end the program without a message.
-            self.failure = ShardError(f"The listing of the input failed: {self.failure!r}")
+        if is_complete:
+            self.ended, self.failure = True, self._listing.exception()
+            if not isinstance(self.failure, Exception | None):
+                # SystemExit and the like would end the program without a message.
+                self.failure = ShardError(f"The listing of the input failed: {self.failure!r}")
         return None
 
     def end(self, failure: Exception) -> None:
-        """End the listing here with this error."""
         self.ended, self.failure = True, failure
         self.stop()
 
@@ -103,31 +94,18 @@ class Producer:
             self._wake()
 
 
-class MaxTokensCutoff:
-    """Decides when the batches in flight suffice for `--max-tokens`: fetching more would waste time and, from a bucket,
-    money. `wanted_tokens` returns the number of tokens still missing; None: no limit. The tokens per byte are measured,
-    because a filter or length limits may drop most documents."""
-
-    def __init__(self, wanted_tokens: Callable[[], int | None]) -> None:
-        self._wanted_tokens = wanted_tokens
-        self._first = wanted_tokens()
-
-    def is_met_by(self, waiting_bytes: int, output_bytes: int) -> bool:
-        """Return whether batches of `waiting_bytes` will probably yield all missing tokens, judging by the batches of
-        `output_bytes` so far."""
-        wanted = self._wanted_tokens()
-        if wanted is None or self._first is None:
-            return False
-        made = self._first - wanted
-        if output_bytes and not made:  # no document was kept so far
-            return False
-        bytes_per_token = output_bytes / made if output_bytes else _BYTES_PER_TOKEN
-        return waiting_bytes >= _MARGIN * wanted * bytes_per_token
+def is_enough(wanted_tokens: int, made_tokens: int, waiting_bytes: int, output_bytes: int) -> bool:
+    """Return whether batches of `waiting_bytes` will probably yield all tokens that `--max-tokens` still wants, if
+    those of `output_bytes` have made `made_tokens`. Fetching more would waste time and, from a bucket, money. The bytes
+    per token are measured, because a filter or length limits may drop most documents."""
+    if output_bytes and not made_tokens:  # no document was kept so far
+        return False
+    bytes_per_token = output_bytes / made_tokens if output_bytes else _BYTES_PER_TOKEN
+    return waiting_bytes >= _MARGIN * wanted_tokens * bytes_per_token
 
 
 class Waits:
-    """Tracks the waits of workers: tells the observer when the first wait for a cause begins and the last one ends. A
-    worker is any hashable handle."""
+    """Tracks the waits of workers: tells the observer when the first one for a cause begins and the last one ends."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -142,7 +120,6 @@ class Waits:
         self._observer.set_wait(cause, next(iter(reasons.values()), None))
 
     def end(self, worker: Hashable) -> None:
-        """Note that a worker has ended."""
         for cause in [cause for cause, reasons in self._reasons.items() if worker in reasons]:
             self.note(worker, cause, None)
 
@@ -165,13 +142,13 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         self._spec = spec
         self._observer = observer or Observer()
         self._waits = Waits(self._observer)
-        unreadable = partial(replace_unreadable, spec.source)
         self._is_mix = False
-        self._schedule: Schedule[Worker] = Schedule(window_bytes, queued_batches, unreadable, quarantined)
+        self._schedule: Schedule[Worker] = Schedule(window_bytes, queued_batches, self._replace_unreadable, quarantined)
         self._producers: dict[int, Producer] = {}  # of the unfinished listings
         self._failures: dict[int, BaseException] = {}  # of listings that can't be read further
         self._choose: ChooseListing = choose_first
-        self._cutoff = MaxTokensCutoff(lambda: None)
+        self._wanted_tokens: Callable[[], int | None] = lambda: None  # by the caller
+        self._first_wanted: int | None = None  # what it wanted at first
         self._ahead = 1  # how many batches to list ahead, over all listings
 
     def __enter__(self) -> Self:
@@ -198,16 +175,6 @@ class ScheduledExecutor(Executor, Generic[Worker]):
     def _wake(self) -> None:
         """End the wait in `_listen`, because a batch is ready. Called from another thread."""
 
-    @abstractmethod
-    def _finish_file(self, work: FileWork) -> Future[Any]:
-        """Have a worker finish a file."""
-
-    def seal(self, work: Segment | PileWork) -> Future[str]:
-        return self._finish_file(work)
-
-    def write_sidecars(self, file: FinishedFile) -> Future[None]:
-        return self._finish_file(file)
-
     def encode(
         self,
         listings: Sequence[Iterator[Batch]],
@@ -215,7 +182,8 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         wanted_tokens: Callable[[], int | None] = lambda: None,
         choose: ChooseListing = choose_first,
     ) -> Generator[EncodedBlock]:
-        self._cutoff, self._choose, self._is_mix = MaxTokensCutoff(wanted_tokens), choose, len(listings) > 1
+        self._wanted_tokens, self._first_wanted = wanted_tokens, wanted_tokens()
+        self._choose, self._is_mix = choose, len(listings) > 1
         ahead = max(1, self._ahead // len(listings))
         producers = {lane: Producer(batches, ahead, self._wake) for lane, batches in enumerate(listings)}
         self._producers, self._failures = dict(producers), {}
@@ -278,8 +246,12 @@ class ScheduledExecutor(Executor, Generic[Worker]):
         lane, awaited = self._choose({lane: schedule.lanes[lane] for lane in self._producers})
         if not schedule.needs_batch(lane, awaited=awaited):
             return None
-        is_met = self._cutoff.is_met_by(schedule.waiting_bytes, schedule.output_bytes)
-        return None if is_met and not (awaited and schedule.was_output(lane)) else lane
+        wanted, first = self._wanted_tokens(), self._first_wanted
+        if wanted is None or first is None or (awaited and schedule.was_output(lane)):
+            return lane
+        waiting_bytes = sum(lane.waiting_bytes for lane in schedule.lanes.values())
+        output_bytes = sum(lane.output_bytes for lane in schedule.lanes.values())
+        return None if is_enough(wanted, first - wanted, waiting_bytes, output_bytes) else lane
 
     def _take_batch(self) -> bool:
         """Add the next batch to the schedule if one is ready and needed; return whether one was added."""
@@ -315,23 +287,21 @@ class ScheduledExecutor(Executor, Generic[Worker]):
             f"{hint} Rerun the same command to resume.",
         )
 
-
-def replace_unreadable(source: Parts, task: Task, death: Death) -> EncodedBlock | WorkerError:
-    """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it. `death` is the
-    last worker's."""
-    batch, file = task.batch, source.file_of(task.batch)
-    settings = source.of(batch).settings
-    sentence = (
-        f"{file.path}: {task.deaths} workers died while reading the batch at position {batch.position}; "
-        f"the last one {death.description}."
-    )
-    # Skip it only if a resume can start after it; otherwise a resume might find the batch readable.
-    whole = batch.rows is None and not (
-        batch.starts_mid_document or batch.ends_mid_document or batch.starts_at_seam or task.received
-    )
-    if task.stuck or not (settings.skip_bad and whole):  # stuck: a disk may have been away for a while
-        return WorkerError(sentence)
-    nothing = np.empty(0, settings.vocabulary.dtype), NO_POSITIONS
-    start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
-    note = (f"left out: {sentence}",)
-    return EncodedBlock(start, end, *nothing, counts=Counts(bad_parts=1), problems=note, part=batch.part)
+    def _replace_unreadable(self, task: Task, death: Death) -> EncodedBlock | WorkerError:
+        """Return the error that ends the run or, with `--on-bad-file skip`, an empty block that reports it."""
+        source, batch = self._spec.source, task.batch
+        file, settings = source.file_of(batch), source.of(batch).settings
+        sentence = (
+            f"{file.path}: {task.deaths} workers died while reading the batch at position {batch.position}; "
+            f"the last one {death.description}."
+        )
+        # Skip it only if a resume can start after it; otherwise a resume might find the batch readable.
+        whole = batch.rows is None and not (
+            batch.starts_mid_document or batch.ends_mid_document or batch.starts_at_seam or task.received
+        )
+        if task.stuck or not (settings.skip_bad and whole):  # stuck: a disk may have been away for a while
+            return WorkerError(sentence)
+        nothing = np.empty(0, settings.vocabulary.dtype), NO_POSITIONS
+        start, end = Cursor(batch.file, batch.position), Cursor(batch.file, batch.end)
+        note = (f"left out: {sentence}",)
+        return EncodedBlock(start, end, *nothing, counts=Counts(bad_parts=1), problems=note, part=batch.part)

@@ -5,13 +5,8 @@ A worker keeps a block's tokens until they are written. If it dies first, anothe
 the first missing block and gets the same tokens.
 
 After three deaths the documents of the batch are encoded one by one (encode_batch.py). From then on the way a worker
-dies (`DeathKind`, determined in local/pool.py) decides what happens to the document announced last:
-
-- crashed or stuck: the other engine tries the document next; if that crashes a worker too, the document is quarantined;
-- out of memory: other programs may be the cause. The batch is tried alone, while all other workers are idle; another
-  death then counts as a crash;
-- killed from outside: the document is not to blame and is never quarantined. After many kills without any progress the
-  run stops and can be resumed.
+dies (`DeathKind`, determined in local/pool.py) decides what happens to the document announced last; the table is in
+docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors.messages import FileOrder, FileResult, FileWork, WorkOrder, WriteOrder, describe_work
-from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Quarantined
+from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Quarantined
 
 MAXIMUM_DEATHS = 3  # of workers on one batch, before its documents are encoded one by one
 MAXIMUM_KILLS = 30  # from outside on one batch, without a block in between
@@ -34,8 +29,6 @@ Worker = TypeVar("Worker", bound=Hashable)
 
 
 class DeathKind(Enum):
-    """The cause of a worker's death."""
-
     CRASHED = "crashed by itself"
     OUT_OF_MEMORY = "out of memory, because of its document or of other programs"
     KILLED = "killed from outside"
@@ -59,25 +52,18 @@ class DeathCount:
 
     def add(self, death: Death) -> bool:
         """Count a death; return whether that is one too many."""
-        if death.kind in (DeathKind.CRASHED, DeathKind.STUCK):
-            self.crashes += 1
-        else:
-            self.kills += 1
+        is_crash = death.kind in (DeathKind.CRASHED, DeathKind.STUCK)
+        self.crashes += is_crash
+        self.kills += not is_crash
         return self.crashes >= MAXIMUM_DEATHS or self.kills >= MAXIMUM_KILLS
 
 
 @dataclass
 class HeldBlock:
-    """A block whose tokens are not written yet."""
-
     present: bool = True  # a worker has the tokens; False: they have to be encoded again
-    order: WriteOrder | None = None  # the placements known so far; None: none are known
-    futures: deque[Future[None]] = field(default_factory=deque)  # one for each placement of the order
-
-    @property
-    def is_placed(self) -> bool:
-        """Whether all of its placements are known."""
-        return self.order is not None and self.order.last
+    placements: tuple[Placement, ...] = ()  # those known so far that are not written
+    is_placed: bool = False  # all are known
+    futures: deque[Future[None]] = field(default_factory=deque)  # one for each placement
 
 
 @dataclass(eq=False)
@@ -87,6 +73,7 @@ class Task:
     batch: Batch
     number: int = 0  # in listing order
     lane: int = 0
+    worker: Any = None  # that has it, or its blocks
     blocks: deque[EncodedBlock] = field(default_factory=deque)  # encoded, not yet output
     lengths: list[int] = field(default_factory=list)  # in tokens, of all encoded blocks
     held: dict[int, HeldBlock] = field(default_factory=dict)  # by block number
@@ -162,7 +149,8 @@ class Task:
             return WriteOrder(self.number, index)  # already written
         held = self.held.setdefault(index, HeldBlock())
         held.present = True
-        return held.order
+        has_order = held.placements or held.is_placed
+        return WriteOrder(self.number, index, held.placements, held.is_placed) if has_order else None
 
     def note_death(self, death: Death) -> Quarantined | None:
         """Count a worker that died on this batch. Return the document to quarantine, if any."""
@@ -175,7 +163,16 @@ class Task:
         elif death.kind is DeathKind.KILLED:
             self._kills += 1  # without a block in between
             if self._kills >= MAXIMUM_KILLS:
-                raise self._killed_too_often(document, death)
+                place = f"at position {self.batch.position}"
+                if document is not None:
+                    row = f" in row {document.row:,}" if document.row is not None else ""
+                    place += f", each time at or before a document of {document.text_bytes:,} bytes{row}"
+                raise WorkerError(
+                    f"{self._kills} workers were killed from outside on one batch, {place}; the last one "
+                    f"{death.description}.",
+                    "No document was left out. Find out what kills them (a program, a scheduler, a memory limit: "
+                    "see --max-memory and --workers); rerun the same command to resume.",
+                )
         elif death.kind is DeathKind.OUT_OF_MEMORY and not self.alone:
             self.alone = True
         elif document is None:
@@ -200,17 +197,6 @@ class Task:
                 "Find out what ends them; rerun the same command to resume.",
             )
 
-    def _killed_too_often(self, document: Quarantined | None, death: Death) -> WorkerError:
-        place = f"at position {self.batch.position}"
-        if document is not None:
-            row = f" in row {document.row:,}" if document.row is not None else ""
-            place += f", each time at or before a document of {document.text_bytes:,} bytes{row}"
-        return WorkerError(
-            f"{self._kills} workers were killed from outside on one batch, {place}; the last one {death.description}.",
-            "No document was left out. Find out what kills them (a program, a scheduler, a memory limit: "
-            "see --max-memory and --workers); rerun the same command to resume.",
-        )
-
 
 @dataclass(eq=False)
 class FileTask:
@@ -229,7 +215,6 @@ class FileTask:
             self.future.set_result(result.sha256)
 
     def note_death(self, death: Death) -> None:
-        """Count a worker that died; WorkerError after too many."""
         if self.deaths.add(death):
             raise WorkerError(
                 f"Workers die while they {describe_work(self.work)}: the last one {death.description}.",

@@ -5,19 +5,8 @@ with the smallest t_i / w_i; ties go to the first part. So a document's *key* is
 it, divided by the weight, and the stream is all documents sorted by (key, number of the part). This is known as
 start-time fair queueing.
 
-**A part is ahead of its share by less than one of its own documents, and behind it by at most its share of one document
-of each other part.** Look at the stream after any token. Let k be the key of that token's document, and d_j the length
-of the last document taken, in whole or in part, from part j. Keys are taken in ascending order, so
-
-    (t_j - d_j) / w_j <= k    that document's key was at most k (its key is this, or more if its end is still to come)
-    t_j / w_j >= k            the next document's key is at least k; if none has been taken, both are 0
-
-Let T be the sum of all t and W that of all w: the share of part j is w_j T / W. By the second line every other part has
-at least w_i k tokens, and by the first one k is at least (t_j - d_j) / w_j. So T >= t_j + (W - w_j) (t_j - d_j) / w_j,
-or: t_j exceeds the share by at most d_j (1 - w_j / W). By the first line every other part has at most w_i k + d_i, and
-by the second one k is at most t_j / w_j. So T <= W t_j / w_j + (the sum of the other d_i), or: the share exceeds t_j by
-at most w_j / W times that sum. Once a part has run out, all this holds for the others, with T and W excluding it: their
-keys do not change, so no part makes up for the missing one.
+A part is ahead of its share by less than one of its own documents, and behind it by at most its share of one document
+of each other part; the proof is in docs/architecture.md.
 
 Whole blocks are ordered at once: known documents are sorted up to the *horizon*, the smallest key that an unknown
 document can have, because nothing can come before smaller keys. The part at the horizon is the one to wait for
@@ -43,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import UsageError
-from fineweb_shards.stream.section import Section, cut_ranges, kept_ranges
+from fineweb_shards.stream.section import NO_POSITIONS, Section, cut_ranges, kept_ranges
 from fineweb_shards.types import Cursors, Positions, TokenBlock
 
 MOST_WEIGHT = 10**6
@@ -53,13 +42,14 @@ FIRST_EXHAUSTED, ALL_EXHAUSTED = "first-exhausted", "all-exhausted"
 # fractions, rounded down, compare as the keys do. Integer parts are counted from the smallest, and have the other bits.
 _FRACTION_BITS = 40
 _INTEGER_LIMIT = 1 << 62 - _FRACTION_BITS
+# Of pieces: begins, ends, keys, whether they have an EOT, and the numbers of their blocks.
+_Columns = tuple[Positions, Positions, Positions, NDArray[np.bool_], Positions]
 _BEFORE_ALL = -1  # stands for the tokens before a document in whose middle a run may begin
 
 
 @dataclass(frozen=True, slots=True)
 class MixRule:
-    """The weights of the parts, as integers without a common divisor. With `until_all` the stream continues when a part
-    runs out."""
+    """Weights without a common divisor. With `until_all` the stream continues when a part runs out."""
 
     weights: tuple[int, ...]
     until_all: bool = False
@@ -115,10 +105,10 @@ class _Queue:
         has_eot = np.ones(len(begins), np.bool_)
         was_mid_document = self.mid_document
         if length:
-            self.mid_document = not _has(eots, length - 1)
+            self.mid_document = length - 1 not in eots[-1:]
         if len(begins):
             begin = int(begins[0])
-            continues = not _has(starts, begin) and (self.eot_first or begin > 0 or was_mid_document)
+            continues = begin not in starts and (self.eot_first or begin > 0 or was_mid_document)
             if continues:
                 assert self.open_before is not None, "a document that has ended continues"
                 before[0] = self.open_before
@@ -146,12 +136,6 @@ class _Queue:
             self.waiting.popleft()
 
 
-def _has(places: Positions, place: int) -> bool:
-    """Return whether sorted `places` contain `place`."""
-    number = int(np.searchsorted(places, place))
-    return number < len(places) and int(places[number]) == place
-
-
 class Mixer:
     """Takes blocks of all parts in any order (`add`) and returns their documents in the order of the mix (`take`).
 
@@ -161,8 +145,7 @@ class Mixer:
     def __init__(
         self, rule: MixRule, starts: Cursors, taken: Sequence[int], *, eot_first: bool, val_files: Sequence[int] = ()
     ) -> None:
-        self._rule = rule
-        self._eot_first = eot_first
+        self._rule, self._eot_first = rule, eot_first
         self._val_files = val_files or (0,) * len(starts)
         # The validation blocks of each part that has any left, and the parts for which these are complete.
         self._validation: dict[int, deque[TokenBlock]] = {}
@@ -220,7 +203,11 @@ class Mixer:
         all_ended = self._rule.until_all and lowest.ended
         firsts = [first for queue in queues if (first := queue.first()) is not None]
         first = min(firsts, default=0)
-        chosen, is_all = _Chosen(first, eot_first=self._eot_first), True
+        is_all = True
+        blocks: list[TokenBlock] = []
+        finished: list[tuple[int, int]] = []  # (last piece of the part or -1, block)
+        columns: list[_Columns] = [(NO_POSITIONS, NO_POSITIONS, NO_POSITIONS, np.empty(0, np.bool_), NO_POSITIONS)]
+        count = 0  # pieces
         for part, queue in enumerate(queues):
             most = queue.tokens
             if not all_ended:
@@ -229,65 +216,46 @@ class Mixer:
             sortable = (first + _INTEGER_LIMIT) * queue.weight - 1
             if firsts and most > sortable:
                 most, is_all = sortable, False
-            chosen.take(queue, most)
+            last = -1
+            for one, which in queue.take(most):
+                if which.start < which.stop:
+                    whole, rest = np.divmod(one.before[which], queue.weight)
+                    keys = (whole - first << _FRACTION_BITS) + (rest << _FRACTION_BITS) // queue.weight
+                    holders = np.full(len(keys), len(blocks))
+                    columns.append((one.begins[which], one.ends[which], keys, one.has_eot[which], holders))
+                    count += len(keys)
+                    last = count - 1
+                if one.is_finished:
+                    finished.append((last, len(blocks)))
+                blocks.append(one.block)
         self.ended = is_all and lowest.ended
-        return chosen.section()
+        return _join_pieces(blocks, columns, finished, eot_first=self._eot_first) if blocks else None
 
 
-class _Chosen:
-    """The pieces of the next section. `first` is the integer part of the smallest key."""
-
-    def __init__(self, first: int, *, eot_first: bool) -> None:
-        self._first = first
-        self._eot_first = eot_first
-        self._blocks: list[TokenBlock] = []
-        self._columns: list[tuple[Positions, Positions, Positions, NDArray[np.bool_], Positions]] = []
-        self._count = 0  # pieces
-        self._finished: list[tuple[int, int]] = []  # (last piece of the part or -1, block)
-
-    def take(self, queue: _Queue, most: int) -> None:
-        """Take the pieces whose documents have at most `most` tokens before them."""
-        weight, last = queue.weight, -1
-        for one, which in queue.take(most):
-            holder = len(self._blocks)
-            self._blocks.append(one.block)
-            if which.start < which.stop:
-                whole, rest = np.divmod(one.before[which], weight)
-                keys = (whole - self._first << _FRACTION_BITS) + (rest << _FRACTION_BITS) // weight
-                self._columns.append(
-                    (one.begins[which], one.ends[which], keys, one.has_eot[which], np.full(len(keys), holder))
-                )
-                self._count += len(keys)
-                last = self._count - 1
-            if one.is_finished:
-                self._finished.append((last, holder))
-
-    def section(self) -> Section | None:
-        """Return the pieces in order; None if there are neither pieces nor finished blocks."""
-        if not self._blocks:
-            return None
-        nothing = np.empty(0, np.int64)
-        columns = zip(*self._columns, strict=True) if self._columns else [(nothing,)] * 5
-        begins, ends, keys, has_eot, holders = (np.concatenate(column) for column in columns)
-        # The pieces are grouped by part, so a stable sort keeps those of earlier parts first among equal keys.
-        order = np.argsort(keys, kind="stable")
-        begins, ends, has_eot, holders = begins[order], ends[order], has_eot[order].astype(np.bool_), holders[order]
-        lengths = ends - begins
-        after = np.cumsum(lengths)  # tokens up to the end of each piece
-        firsts = after - lengths
-        after_of = np.zeros(len(order) + 1, np.int64)  # the same in the order of columns, and 0 for -1
-        after_of[order] = after
-        is_first = np.ones(len(begins), np.bool_)  # of a range: adjacent pieces of a block are joined
-        is_first[1:] = (holders[1:] != holders[:-1]) | (begins[1:] != ends[:-1])
-        return Section(
-            tuple(self._blocks),
-            np.stack([begins[is_first], ends[np.roll(is_first, -1)]], axis=1),
-            holders[is_first],
-            firsts[is_first],
-            int(lengths.sum()),
-            firsts[has_eot] if self._eot_first else after[has_eot] - 1,
-            tuple(sorted((int(after_of[last]), holder) for last, holder in self._finished)),
-        )
+def _join_pieces(
+    blocks: Sequence[TokenBlock], columns: Sequence[_Columns], finished: Iterable[tuple[int, int]], *, eot_first: bool
+) -> Section:
+    """Return the section of all pieces, sorted by their keys."""
+    begins, ends, keys, has_eot, holders = (np.concatenate(column) for column in zip(*columns, strict=True))
+    # The pieces are grouped by part, so a stable sort keeps those of earlier parts first among equal keys.
+    order = np.argsort(keys, kind="stable")
+    begins, ends, has_eot, holders = begins[order], ends[order], has_eot[order], holders[order]
+    lengths = ends - begins
+    after = np.cumsum(lengths)  # tokens up to the end of each piece
+    begun = after - lengths
+    after_of = np.zeros(len(order) + 1, np.int64)  # the same in the order of columns, and 0 for -1
+    after_of[order] = after
+    is_first = np.ones(len(begins), np.bool_)  # of a range: adjacent pieces of a block are joined
+    is_first[1:] = (holders[1:] != holders[:-1]) | (begins[1:] != ends[:-1])
+    return Section(
+        tuple(blocks),
+        np.stack([begins[is_first], ends[np.roll(is_first, -1)]], axis=1),
+        holders[is_first],
+        begun[is_first],
+        int(lengths.sum()),
+        begun[has_eot] if eot_first else after[has_eot] - 1,
+        tuple(sorted((int(after_of[last]), holder) for last, holder in finished)),
+    )
 
 
 def mix(blocks: Iterable[TokenBlock], mixer: Mixer) -> Iterator[Section]:
@@ -304,9 +272,8 @@ Weight = Fraction | int | float
 
 
 def whole_weights(weights: Sequence[Weight | None]) -> list[int]:
-    """Return weights as integers without a common divisor; empty unless every part has one. A float counts as exactly
-    what its repr says."""
-    given = [Fraction(str(one)) for one in weights if one is not None]
+    """Return weights as integers without a common divisor; empty unless every part has one."""
+    given = [Fraction(str(one)) for one in weights if one is not None]  # a float is what its repr says
     if not any(given) or len(given) < len(weights):
         return []
     scale = Fraction(math.lcm(*(one.denominator for one in given)))

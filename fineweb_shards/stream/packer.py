@@ -18,18 +18,7 @@ import numpy as np
 
 from fineweb_shards.stream.section import NO_POSITIONS, Section, kept_ranges
 from fineweb_shards.stream.split import SplitRule
-from fineweb_shards.types import (
-    SPLITS,
-    Counts,
-    Cursor,
-    Cursors,
-    Positions,
-    Ranges,
-    ShardSlice,
-    Split,
-    Taken,
-    TokenBlock,
-)
+from fineweb_shards.types import SPLITS, Counts, Cursor, Cursors, Positions, Ranges, ShardSlice, Split, Taken
 
 _BEGINNING = (Cursor(0, 0),)  # of an input of one part
 _NO_RANGES: Ranges = np.empty((0, 2), np.int64)
@@ -55,15 +44,6 @@ class _Part:
     documents: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """The next `length` tokens of the stream by split; a split that fills its segment (`full`) comes last."""
-
-    length: int
-    parts: tuple[_Part, ...]
-    full: bool = False
-
-
 class Packer:
     """Cuts each split every `shard_tokens` tokens, and ends the stream after `max_tokens`. It begins at `starts`; for a
     mix, `taken` is what it has taken of each part.
@@ -87,8 +67,7 @@ class Packer:
         done = done or PackedTotals()
         self._shard_tokens = shard_tokens
         self._split_rule = split_rule or SplitRule()
-        self._one_file = one_file
-        self._eot_first = eot_first
+        self._one_file, self._eot_first = one_file, eot_first
         self._tokens: dict[Split, int] = {"val": done.val_tokens, "train": done.train_tokens}
         self._documents = done.documents
         self._places = list(starts)  # up to which each part is packed
@@ -109,7 +88,6 @@ class Packer:
 
     @property
     def ended(self) -> bool:
-        """Whether `max_tokens` are packed."""
         return self.left_tokens == 0
 
     def pack(self, section: Section) -> Iterator[ShardSlice]:
@@ -117,20 +95,20 @@ class Packer:
         in_order = self._split_rule.is_in_order
         position = ended = 0  # packed tokens, and completely packed blocks
         while position < section.tokens and not self.ended:
-            piece = self._next_piece(section, position)
-            if self._val_is_open and piece.parts[0].split == "train":
-                # Without tokens: the end of the last document or file for validation is known only when the next one
-                # begins.
+            parts, full = self._next_parts(section, position)
+            if self._val_is_open and parts[0].split == "train":
+                # Without tokens: the end of validation's last document is known only when the next one begins.
                 yield self._nothing(Counts(), checkpoint=True)
-            ended, counts = self._move(section, position, position + piece.length, ended)
-            position += piece.length
-            self._documents += sum(part.documents for part in piece.parts)
+            length = sum(part.tokens for part in parts)
+            ended, counts = self._move(section, position, position + length, ended)
+            position += length
+            self._documents += sum(part.documents for part in parts)
             if self.left_tokens is not None:
-                self.left_tokens -= piece.length
-            for number, part in enumerate(piece.parts, 1):
+                self.left_tokens -= length
+            for part in parts:
                 self._tokens[part.split] += part.tokens
-                last = number == len(piece.parts)
-                fills_shard = last and piece.full and not self._one_file
+                last = part is parts[-1]
+                fills_shard = last and full and not self._one_file
                 self._val_is_open = in_order and part.split == "val" and not fills_shard
                 yield ShardSlice(
                     *section.find(part.ranges),
@@ -140,7 +118,7 @@ class Packer:
                     tuple(self._places),
                     self._taken,
                     part.split,
-                    checkpoint=last and piece.full,
+                    checkpoint=last and full,
                     fills_shard=fills_shard,
                 )
         if not section.tokens:  # it may still have counts
@@ -172,9 +150,11 @@ class Packer:
             holder = section.ends[ended][1]
             block = section.blocks[holder]
             part, ended = block.part, ended + 1
+            kept = kept_ranges(block)
+            last_is_kept = len(kept) > 0 and int(kept[-1, 1]) == len(block.tokens)
             if holder < newest.get(part, 0):
                 counts.append(block.counts)
-            elif _is_safe_end(block):
+            elif last_is_kept or not block.end.starts_mid_document:  # a run may begin at the end of the block
                 if part in self._waiting:
                     counts.append(self._waiting.pop(part))
                 counts.append(block.counts)
@@ -195,7 +175,6 @@ class Packer:
         )
 
     def _left_in_segment(self, split: Split) -> int:
-        """Return how many more tokens fit into the current segment of a split."""
         return self._shard_tokens - self._tokens[split] % self._shard_tokens
 
     def _is_validation(self, section: Section) -> bool:
@@ -204,8 +183,7 @@ class Packer:
         return bool(files) and block.start.file < files[block.part]
 
     def _training_start(self, section: Section, start: int) -> int:
-        """Return where in a section, from `start` on, training begins; at the latest its end. For rules by which
-        validation is the beginning of the stream."""
+        """Return where in a section, from `start` on, training begins; at the latest its end."""
         rule = self._split_rule
         if rule.val_files:
             return section.tokens if self._is_validation(section) else start
@@ -219,34 +197,31 @@ class Packer:
         eots = section.eots
         return int(eots[boundary]) + (not self._eot_first) if boundary < len(eots) else section.tokens
 
-    def _next_piece(self, section: Section, start: int) -> _Piece:
+    def _next_parts(self, section: Section, start: int) -> tuple[list[_Part], bool]:
         """Return the tokens of a section from `start` up to the first of: a full segment, the end of validation, of the
-        section, or of the stream."""
+        section, or of the stream; and whether a segment is full, which is that of the last part."""
         rule, stop = self._split_rule, section.tokens
         if self.left_tokens is not None:
             stop = min(stop, start + self.left_tokens)
+        split: Split = "train"
         if rule.is_in_order:
             boundary = self._training_start(section, start)
             if start < boundary:
-                return self._one_split("val", section, start, min(stop, boundary))
-            return self._one_split("train", section, start, stop)
-        first, last = np.searchsorted(section.eots, (start, stop))
-        eots = section.eots[first:last] - start
-        chosen = rule.ranges(eots, stop - start, self._documents, eot_first=self._eot_first)
-        if not len(chosen):
-            return self._one_split("train", section, start, stop)
-        return self._both_splits(start, stop - start, eots, chosen)
-
-    def _one_split(self, split: Split, section: Section, start: int, stop: int) -> _Piece:
-        """Return the next piece, all of whose tokens belong to one split."""
+                split, stop = "val", min(stop, boundary)
+        else:
+            first, last = np.searchsorted(section.eots, (start, stop))
+            eots = section.eots[first:last] - start
+            chosen = rule.ranges(eots, stop - start, self._documents, eot_first=self._eot_first)
+            if len(chosen):
+                return self._both_splits(start, stop - start, eots, chosen)
         left = self._left_in_segment(split)
         end = min(stop, start + left)
         first, last = np.searchsorted(section.eots, (start, end))
         part = _Part(split, np.array([[start, end]], np.int64), end - start, int(last - first))
-        return _Piece(end - start, (part,), full=end - start == left)
+        return [part], part.tokens == left
 
-    def _both_splits(self, start: int, tokens: int, eots: Positions, chosen: Ranges) -> _Piece:
-        """Return the next piece of the `tokens` tokens from `start` on, with the `chosen` ranges for validation and the
+    def _both_splits(self, start: int, tokens: int, eots: Positions, chosen: Ranges) -> tuple[list[_Part], bool]:
+        """Return the next parts of the `tokens` tokens from `start` on, with the `chosen` ranges for validation and the
         others for training. EOTs and ranges are relative to `start`."""
         length, full = self._first_full(tokens, chosen)
         bounds = chosen.ravel().clip(max=length)
@@ -260,9 +235,9 @@ class Packer:
         for split, edges, documents in zip(SPLITS, (bounds, others), counts, strict=True):
             ranges = edges.reshape(-1, 2)
             lengths = ranges[:, 1] - ranges[:, 0]
-            parts.append(_Part(split, ranges[lengths > 0] + start, int(lengths.sum()), documents))
-        parts.sort(key=lambda part: part.split == full)
-        return _Piece(length, tuple(part for part in parts if part.tokens), full is not None)
+            if split_tokens := int(lengths.sum()):
+                parts.append(_Part(split, ranges[lengths > 0] + start, split_tokens, documents))
+        return sorted(parts, key=lambda part: part.split == full), full is not None
 
     def _first_full(self, tokens: int, ranges: Ranges) -> tuple[int, Split | None]:
         """Return how many of `tokens` tokens fit until a segment is full, and the split of that segment."""
@@ -280,10 +255,3 @@ class Packer:
             if place <= length:
                 length, full = place, "train"
         return length, full
-
-
-def _is_safe_end(block: TokenBlock) -> bool:
-    """Return whether a run may begin at the end of a completely packed block: not inside a document, unless its last
-    token is kept."""
-    kept = kept_ranges(block)
-    return not block.end.starts_mid_document or (len(kept) > 0 and int(kept[-1, 1]) == len(block.tokens))

@@ -38,7 +38,6 @@ class Span:
         return len(self.eots) > 0 and int(self.eots[-1]) == len(self) - 1
 
     def cut(self, begin: int, end: int) -> Span:
-        """Return the tokens from `begin` up to `end`, exclusive."""
         first, last = np.searchsorted(self.eots, (begin, end))
         return Span(self.tokens[begin:end], self.eots[first:last] - begin)
 
@@ -65,7 +64,6 @@ class Section:
 
     @classmethod
     def of(cls, block: TokenBlock) -> Section:
-        """Return the kept tokens of one block as a section."""
         ranges, eots, tokens = kept_ranges(block), block.eots, len(block.tokens)
         firsts = holders = np.zeros(len(ranges), np.int64)
         if block.kept is not None:
@@ -102,7 +100,6 @@ class Section:
         return list(zip(blocks.tolist(), ranges[::-1][rows, 1].tolist(), strict=True))
 
     def holders_of_eots(self, begin: int, end: int) -> Positions:
-        """Return the block number of each EOT from token `begin` up to `end`."""
         first, last = np.searchsorted(self.eots, (begin, end))
         return self.holders[np.searchsorted(self.firsts, self.eots[first:last], side="right") - 1]
 

@@ -48,7 +48,6 @@ class SplitRule:
         return not (self.val_ratio or self.val_documents or self.val_files)
 
     def describe(self) -> str:
-        """Describe in a few words what is for validation."""
         if self.val_ratio:
             return f"{float(self.val_ratio):g} of the documents (seed {self.seed})"
         if self.val_files:
@@ -79,8 +78,7 @@ class SplitRule:
         return np.equal(documents, firsts + draws % sizes)
 
     def ranges(self, eots: Positions, tokens: int, documents_before: int, *, eot_first: bool) -> NDArray[np.int64]:
-        """Return a row (begin, end) for each validation document in a segment of the stream: `tokens` tokens with EOTs
-        at `eots`, after `documents_before` EOTs."""
+        """Return a row (begin, end) for each validation document in `tokens` tokens, after `documents_before` EOTs."""
         # EOTs separate documents: there is up to one more document here than EOTs, from `first` on.
         first = documents_before - 1 if eot_first else documents_before
         chosen = self.chooses(np.arange(first, first + len(eots) + 1, dtype=np.int64).clip(0))

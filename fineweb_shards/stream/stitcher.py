@@ -15,12 +15,11 @@ from dataclasses import replace
 import numpy as np
 
 from fineweb_shards.tokenizers.cuts import SeamMender
-from fineweb_shards.types import Counts, Cursors, EncodedBlock, Ranges, TokenBlock
+from fineweb_shards.types import Counts, Cursors, EncodedBlock, TokenBlock
 
 
 def add_cursors(blocks: Iterable[EncodedBlock], starts: Cursors) -> Iterator[TokenBlock]:
-    """Yield the blocks of the stream from `starts` on with their exact places in their parts. Earlier tokens, which a
-    previous run has packed, are dropped."""
+    """Yield the blocks with their exact places in their parts. Tokens before `starts` are dropped: they are packed."""
     places = [replace(start, skip_tokens=0) for start in starts]
     skips = [start.skip_tokens for start in starts]  # still to drop of each part
     # The counts of each part's blocks since its last cursor: a resume would read, and count, them again.
@@ -37,17 +36,13 @@ def add_cursors(blocks: Iterable[EncodedBlock], starts: Cursors) -> Iterator[Tok
         skips[part] -= skipped
         # If an earlier run had larger blocks, a whole block may be skipped, and more to come.
         end = places[part].after(skips[part])
-        kept = _from(skipped, block) if skipped else block.kept
+        kept = block.kept
+        if skipped:
+            kept = (np.array([(0, len(block.tokens))], np.int64) if kept is None else kept).clip(min=skipped)
+            kept = kept[kept[:, 0] < kept[:, 1]]
         yield TokenBlock(
             begin, end, block.tokens, block.eots, counted, kept, part, block.ends_mid_document, block.ends_part
         )
-
-
-def _from(place: int, block: EncodedBlock) -> Ranges:
-    """Return the kept ranges of a block from a place on."""
-    ranges = np.array([(0, len(block.tokens))], np.int64) if block.kept is None else block.kept
-    ranges = ranges.clip(min=place)
-    return ranges[ranges[:, 0] < ranges[:, 1]]
 
 
 def mend_seams(blocks: Iterable[EncodedBlock], get_mender: Callable[[], SeamMender]) -> Iterator[EncodedBlock]:

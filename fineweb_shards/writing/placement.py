@@ -67,7 +67,6 @@ def make_packer(spec: OutputSpec, manifest: Manifest, max_tokens: int | None) ->
 
 
 def checkpoints_at_once(workers: int) -> int:
-    """Return how many unrecorded checkpoints may exist at once."""
     return 1 + min(workers, _MOST_CHECKPOINTS)
 
 
@@ -133,7 +132,6 @@ class GrowingFile:
 
     @property
     def has_open_segment(self) -> bool:
-        """Whether there are tokens after the last segment."""
         return self.tokens > self._begin
 
     def end_segment(self, *, whole: bool) -> Segment:
@@ -180,7 +178,8 @@ class _Checkpoint:
 
     def make_records(self) -> list[ShardRecord]:
         """Return the records of the segments, once they are sealed; the last one has the counts."""
-        records = [
+        filled = [(segment, seal) for segment, seal in zip(self.segments, self.seals, strict=True) if segment.tokens]
+        return [
             ShardRecord(
                 name=segment.name,
                 split=segment.split,
@@ -190,13 +189,11 @@ class _Checkpoint:
                 bytes=segment.size_bytes,
                 sha256=seal.result(),
                 end=self.end,
-                counts=Counts(),
+                counts=self.counts if segment is filled[-1][0] else Counts(),
                 taken=self.taken,
             )
-            for segment, seal in zip(self.segments, self.seals, strict=True)
-            if segment.tokens
+            for segment, seal in filled
         ]
-        return [*records[:-1], *(replace(record, counts=self.counts) for record in records[-1:])]
 
 
 @dataclass(eq=False)
@@ -226,8 +223,7 @@ class Output:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """However the run ends, record finished work, unless the disk is at fault; then remove files that the manifest
-        does not name."""
+        """Record finished work, unless the disk is at fault; then remove files that the manifest does not name."""
         if isinstance(error, DiskFullError):  # free the space of incomplete files, to record complete ones
             written = deque(itertools.takewhile(lambda one: one.done() and not one.exception(), self._writes))
             self._placed, self._writes = self._placed - len(self._writes) + len(written), written

@@ -98,7 +98,7 @@ def test_workers_that_die_before_they_know_thousands_of_files(source: Parts) -> 
         os.kill(executor._workers[1].pid, signal.SIGKILL)
         blocks = list(collecting.encode(executor, source.batches(runs.START)))
         os.kill(executor._workers[0].pid, signal.SIGSTOP)  # and one that reads nothing is no reason to wait
-        executor._pool.remove(executor._workers[0])
+        executor._end(executor._workers[0])
     assert tokens_of(blocks) == EXPECTED
 
 
@@ -124,7 +124,7 @@ def test_an_interruption_in_the_middle_of_a_message(source: Parts, tmp_path: Pat
             stop_inside(worker.pipe)
         with pytest.raises(Interrupted):
             expected.extend(len(block.tokens) for block in stream)
-        held = [block for task, _ in executor._schedule._unfinished.values() for block in task.held.values()]
+        held = [block for task in executor._schedule._unfinished.values() for block in task.held.values()]
         for write in [future for block in held for future in block.futures]:
             while not write.done():
                 with contextlib.suppress(Interrupted):

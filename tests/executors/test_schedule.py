@@ -286,7 +286,7 @@ def test_a_worker_that_holds_a_part_of_a_block_is_idle() -> None:
     assert not schedule.note_death("a", KILL)
     schedule.give_next("b")
     again = schedule.receive_block("b", 0, kept(0))
-    assert again == WriteOrder(0, 0, (), last=False)  # what is written is not written again
+    assert again is None  # what is written is not written again
     schedule.finish("b")
     assert not schedule.has_work("b")
     order, worker, _ = schedule.place(kept_of(block), placements("y"))
@@ -1014,7 +1014,7 @@ class Simulation:
             is_idle = man.is_idle or not (man.batches or man.unheard or any(order.steps for order in man.writes))
             assert not (is_idle and self.schedule.has_work(worker)), "it has nothing to do"
             needed = not man.is_idle or any(
-                self.schedule._unfinished[batch][1] == worker and block in self.schedule._unfinished[batch][0].held
+                self.schedule._unfinished[batch].worker == worker and block in self.schedule._unfinished[batch].held
                 for batch, block in man.tokens
                 if batch in self.schedule._unfinished
             )
@@ -1321,7 +1321,7 @@ def test_a_batch_of_several_files_is_divided_when_a_worker_dies_on_it() -> None:
     orders = [schedule.give_next(worker) for worker in "aab"]
     assert [order.number for order in orders if order] == [0, 3, 5]
     assert not schedule.note_death("a", CRASH)  # it died on the first; the second is only lost
-    assert schedule.in_flight_bytes == schedule.waiting_bytes == 60
+    assert schedule.in_flight_bytes == schedule.lanes[0].waiting_bytes == 60
     again = [order for _ in range(4) if (order := schedule.give_next("c"))]
     assert [order.batch.file for order in again] == [0, 1, 2, 3]
     assert [order.number for order in again] == [0, 1, 2, 3]
@@ -1334,7 +1334,7 @@ def test_a_batch_of_several_files_is_divided_when_a_worker_dies_on_it() -> None:
     found = [block.start for _ in range(5) for block in schedule.take_output()]
     assert [start.file for start in found if start] == [0, 1, 2, 3, 5]
     assert schedule.was_output(0)
-    assert schedule.in_flight_bytes == schedule.waiting_bytes == 0
+    assert schedule.in_flight_bytes == schedule.lanes[0].waiting_bytes == 0
 
 
 def test_a_document_left_out_of_one_file_is_not_left_out_of_its_neighbours() -> None:

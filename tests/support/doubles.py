@@ -6,17 +6,15 @@ import errno
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import ChooseListing, Executor, InProcessPlane, Lane, Result, choose_first, completed
 from fineweb_shards.executors.encode_batch import encode_batch
-from fineweb_shards.executors.messages import WorkOrder
+from fineweb_shards.executors.messages import FileWork, WorkOrder
 from fineweb_shards.sources.source import Parts
-from fineweb_shards.store.shard_files import PileWork
-from fineweb_shards.store.sidecars import FinishedFile
-from fineweb_shards.store.store import Segment
 from fineweb_shards.stream.section import NO_POSITIONS
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
@@ -88,13 +86,9 @@ class InlineExecutor(Executor):
         assert self._plane is not None
         return self._plane.place(tokens, placements)
 
-    def seal(self, work: Segment | PileWork) -> Future[str]:
+    def _finish_file(self, work: FileWork) -> Future[Any]:
         assert self._plane is not None
-        return self._plane.seal(work)
-
-    def write_sidecars(self, file: FinishedFile) -> Future[None]:
-        assert self._plane is not None
-        return self._plane.write_sidecars(file)
+        return self._plane._finish_file(work)
 
     def wait(self, future: Future[Result], longest_seconds: float | None = None) -> Result:
         return future.result(timeout=0)

@@ -12,28 +12,31 @@ workers are ended until the shortage is over. schedule.py decides which worker g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import pickle
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from multiprocessing import Pipe
 from typing import Any
 
 from fineweb_shards.errors import WorkerError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors import messages
-from fineweb_shards.executors.base import write_at_once
+from fineweb_shards.executors.base import Result, Writes, write_at_once
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.local.pool import Watchdog, WorkerPool, WorkerProcess
+from fineweb_shards.executors.local.pool import Mailbox, Watchdog, WorkerProcess
 from fineweb_shards.executors.local.worker import Order, send_order
 from fineweb_shards.executors.messages import FileResult, FileWork, WorkOrder
 from fineweb_shards.executors.scheduled_executor import BATCHES, REMOTE_BATCHES, ScheduledExecutor
 from fineweb_shards.executors.task import DeathCount, FileTasks
-from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, MemoryGuard
+from fineweb_shards.system.memory_guard import LOOK_EVERY_SECONDS, Advice, MemoryGuard
 from fineweb_shards.types import HeldTokens, Placement, Quarantined, Tokens
+from fineweb_shards.units import show_bytes
 
 
 class LocalExecutor(ScheduledExecutor[WorkerProcess]):
-    """Tokenizes with worker processes. `quarantined` are documents that earlier runs left out; dead workers and waits
-    are reported to `observer`."""
+    """Tokenizes with worker processes. `quarantined` are documents that earlier runs left out."""
 
     def __init__(
         self,
@@ -49,23 +52,31 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._count = workers
         self._ahead = 2 * workers
         self._guard = guard
-        self._pool = WorkerPool(spec, guard, self._observer)
-        self._workers = self._pool.workers
+        self._pickled_spec = pickle.dumps(spec)  # once for all workers
+        self._workers: list[WorkerProcess] = []
+        self._mailbox = Mailbox()
+        self._senders: dict[object, WorkerProcess] = {}  # by pipe, and by sentinel
+        self._paused = False  # memory is short
+        self._early_deaths = DeathCount()  # in a row, of workers that were not ready yet
         self._watchdog = Watchdog(self._get_watched, self._observer)
         self._listening = False  # waiting for messages; False: the caller is busy
         self._blocked_by: WorkerProcess | None = None  # in the middle of a message to or from this worker
         self._files: FileTasks[WorkerProcess] = FileTasks()
         self._writer = spec.make_writer(self._observer)  # for tokens at seams, which this process has
         self._wakeup, self._wakeup_sender = Pipe(duplex=False)  # has a byte for each listed batch
-        self._pool.mailbox.add(self._wakeup)
+        self._mailbox.add(self._wakeup)
 
     def _start(self) -> None:
-        self._pool.fill(self._count)
+        self._fill(self._count)
         self._watchdog.start()
 
     def __exit__(self, *exception: object) -> None:
         self._watchdog.stop()
-        self._pool.stop()
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.join()
+        self._mailbox.close()
         self._writer.close()
 
     @property
@@ -83,9 +94,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def _wake(self) -> None:
         self._wakeup_sender.send_bytes(b"!")
 
-    def place(
-        self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True
-    ) -> list[Future[None]]:
+    def place(self, tokens: Tokens | HeldTokens, placements: Sequence[Placement], *, last: bool = True) -> Writes:
         if not isinstance(tokens, HeldTokens):
             return write_at_once(self._writer, tokens, placements)
         order, worker, futures = self._schedule.place(tokens, placements, last=last)
@@ -94,26 +103,16 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         return futures
 
     def _finish_file(self, work: FileWork) -> Future[Any]:
-        future = self._files.add(work)
-        self._give_out_file_tasks()
-        return future
-
-    def _give_out_file_tasks(self) -> None:
-        for worker, order in self._files.give_out(worker for worker in self._workers if worker.ready):
-            self._send(worker, order)
+        return self._files.add(work)  # `_give_out` sends it
 
     def _give_out(self) -> None:
         """End workers as the memory guard advises, replace missing ones if memory allows it, and assign work."""
-
-        def is_needed(worker: WorkerProcess) -> bool:
-            return self._schedule.keeps_any(worker) or self._files.count(worker) > 0
-
-        for worker in self._pool.apply_memory_advice(is_needed):
-            self._end(worker)
+        self._follow_memory_advice()
         schedule = self._schedule
-        self._pool.fill(1 if schedule.tries_alone else self._count)
-        self._give_out_file_tasks()
-        while not self._pool.paused and (schedule.next_pending is not None or self._next_lane() is not None):
+        self._fill(1 if schedule.tries_alone else self._count)
+        for worker, file_order in self._files.give_out(worker for worker in self._workers if worker.ready):
+            self._send(worker, file_order)
+        while not self._paused and (schedule.next_pending is not None or self._next_lane() is not None):
             available = (worker for worker in self._workers if worker.ready and not worker.leaving)
             least_busy = schedule.least_busy(available)
             if least_busy is None or (schedule.next_pending is None and not self._take_batch()):
@@ -123,15 +122,53 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
                 return
             self._send(least_busy, order)
 
+    def _follow_memory_advice(self) -> None:
+        """Pause or continue as the memory guard advises, and end workers. One that has grown beyond its share gets no
+        more batches, and is ended once it is not needed."""
+        was_paused = self._paused
+        advice = self._guard.look([worker.pid for worker in self._workers])
+        self._paused = self._guard.shortage is not None
+        if self._paused and not was_paused:
+            since = time.strftime("%H:%M")
+            self._observer.set_wait("memory", f"paused for memory since {since}: {self._guard.shortage}")
+        elif was_paused and not self._paused:
+            self._observer.set_wait("memory", None)
+        if advice is not None:
+            largest = max(self._workers, key=lambda worker: self._guard.size_bytes(worker.pid))
+            if advice is Advice.RETIRE:
+                self._retire(largest, "memory stays short")
+            else:
+                largest.leaving = True
+        for worker in [one for one in self._workers if one.leaving]:
+            if not self._schedule.keeps_any(worker) and not self._files.count(worker):
+                self._retire(worker, "it had grown beyond its share of the memory budget")
+
+    def _retire(self, worker: WorkerProcess, why: str) -> None:
+        size = show_bytes(self._guard.size_bytes(worker.pid))
+        self._observer.tell(Event("memory", f"worker {worker.pid} ({size}) was ended: {why}"))
+        self._end(worker)
+
+    def _fill(self, count: int) -> None:
+        """Start workers until there are `count`, unless memory is short."""
+        while len(self._workers) < count and not self._paused:
+            worker = WorkerProcess(self._pickled_spec)
+            self._workers.append(worker)
+            self._senders |= {worker.pipe: worker, worker.sentinel: worker}
+            self._mailbox.add(worker.pipe, worker.sentinel)
+
     def _send(self, worker: WorkerProcess, order: Order) -> None:
         if isinstance(order, WorkOrder) and order.one_by_one:
             worker.note_order()
-        self._blocked_by = worker  # `send` blocks if the worker does not receive
+        self._exchange(worker, partial(send_order, worker.pipe, order, worker.pid))  # `_listen` notices if it has died
+
+    def _exchange(self, worker: WorkerProcess, action: Callable[[], Result]) -> Result | None:
+        """Send or receive a message; None if the worker has died."""
+        self._blocked_by = worker  # `action` blocks if the worker stops in the middle of the message
         try:
-            send_order(worker.pipe, order, worker.pid)
-        except OSError:  # it has died; `_listen` handles that
-            return
-        except BaseException:  # perhaps interrupted in the middle of the order
+            return action()
+        except (EOFError, OSError):
+            return None
+        except BaseException:  # perhaps interrupted in the middle of the message
             self._end(worker)
             raise
         finally:
@@ -140,10 +177,10 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def _listen(self) -> None:
         """Wait for messages and deaths of workers, for the next batch, or for the guard's next look."""
         self._listening = True
-        happened = self._pool.mailbox.wait(LOOK_EVERY_SECONDS)
+        happened = self._mailbox.wait(LOOK_EVERY_SECONDS)
         self._listening = False
         for waitable in happened:
-            worker = self._pool.senders.get(waitable)
+            worker = self._senders.get(waitable)
             if waitable is self._wakeup:
                 self._wakeup.recv_bytes()  # the batch itself is taken by `_give_out`
             elif worker is None:
@@ -166,17 +203,10 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         ]
 
     def _receive(self, worker: WorkerProcess) -> None:
-        self._blocked_by = worker  # `recv` blocks if the worker stops in the middle of a message
-        try:
-            message: messages.Message = worker.pipe.recv()
-        except (EOFError, OSError):
+        message: messages.Message | None = self._exchange(worker, worker.pipe.recv)
+        if message is None:
             self._handle_death(worker)
             return
-        except BaseException:  # perhaps interrupted in the middle of the message
-            self._end(worker)
-            raise
-        finally:
-            self._blocked_by = None
         worker.messages += 1
         match message:
             case messages.Encoded():
@@ -184,38 +214,36 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
                 if order is not None:
                     self._send(worker, order)
             case messages.Written():
+                if message.error is not None:
+                    self._schedule.fail_write(message.batch, message.block, message.error)
+                    raise message.error
                 if message.placements:
                     self._schedule.note_written(worker, message.batch, message.block)
                 if message.dropped:
                     self._schedule.note_dropped(worker, message.batch, message.block)
             case messages.Done():
-                self._schedule.finish(worker)
+                if message.error is not None and not worker.ready:
+                    raise message.error
+                self._schedule.finish(worker, message.error)
                 self._observer.add_fetched(message.fetched_bytes)
             case FileResult():
                 self._files.finish(message)
-            case messages.Failed():
-                if not worker.ready:
-                    raise message.error
-                self._schedule.finish(worker, message.error)
-            case messages.Broken():
-                self._schedule.fail_write(message.batch, message.block, message.error)
-                raise message.error
-            case messages.Trying():
-                self._schedule.announce(worker, message.document)
-            case messages.Ready():
+            case Quarantined():
+                self._schedule.announce(worker, message)
+            case messages.Signal.READY:
                 worker.ready = True
-                self._pool.early_deaths = DeathCount()
+                self._early_deaths = DeathCount()
             case messages.Waiting():
                 self._waits.note(worker, message.cause, message.reason)
             case Event():
                 self._observer.tell(message)
-            case messages.Alive():
+            case messages.Signal.ALIVE:
                 pass
 
     def _handle_death(self, worker: WorkerProcess) -> None:
         """Report a dead worker and take back its work. `_give_out` starts its replacement."""
         death = worker.explain_end()
-        if not worker.ready and self._pool.early_deaths.add(death):
+        if not worker.ready and self._early_deaths.add(death):
             raise WorkerError(f"Workers die before they are ready: the last one {death.description}.")
         self._observer.tell(Event("worker", f"worker {worker.pid} {death.description}; replaced"))
         try:
@@ -228,8 +256,12 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
                 self._end(other)
 
     def _end(self, worker: WorkerProcess) -> None:
-        """End a worker and take back its work."""
-        self._pool.remove(worker)
+        """Kill a worker and take back its work."""
+        self._mailbox.remove(worker.pipe, worker.sentinel)
+        del self._senders[worker.pipe], self._senders[worker.sentinel]
+        worker.kill()
+        worker.join()
+        self._workers.remove(worker)
         self._schedule.remove_worker(worker)
         self._files.remove_worker(worker)
         self._waits.end(worker)

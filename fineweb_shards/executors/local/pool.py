@@ -1,51 +1,41 @@
-"""Manage the worker processes of a run: start, listen to, watch and end them, and find out how they died.
+"""Start, listen to, watch and end worker processes, and find out how they died.
 
-schedule.py decides what they work on.
+An exit code, or a signal that a process causes itself (SIGSEGV, SIGABRT …), is a crash. SIGKILL and all other signals
+come from outside: from a person, a scheduler, or the kernel's OOM killer, which is recognized by the kernel's count of
+OOM kills.
 
-How a worker died decides whether its document is suspected (task.py). An exit code, or a signal that a process causes
-itself (SIGSEGV, SIGABRT …), is a crash. SIGKILL and all other signals come from outside: from a person, a scheduler, or
-the kernel's OOM killer, which is recognized by the kernel's count of OOM kills.
-
-The watchdog kills workers that have work but do nothing, such as deadlocked or stopped ones; they are then handled like
-all dead workers. It has a separate thread, because such a worker may block the executor in the middle of a message. A
-worker is fine while it sends messages, uses processor time, waits for the network (it reports that), for a disk or a
-core (the kernel reports that), or while the executor does not receive from it. Time in which the watchdog did not run
-does not count: the machine was suspended, or the whole run was stopped.
+The watchdog kills workers that have work but do nothing, such as deadlocked or stopped ones (docs/architecture.md). It
+has a separate thread, because such a worker may block the executor in the middle of a message.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import pickle
 import selectors
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from multiprocessing import connection, resource_tracker
+from typing import Any
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.worker import OUT_OF_MEMORY_EXIT_CODE, THREAD_FAILED_EXIT_CODE, run_worker
-from fineweb_shards.executors.task import Death, DeathCount, DeathKind
+from fineweb_shards.executors.task import Death, DeathKind
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.machine import environment, oom_kills, process_life
-from fineweb_shards.system.memory_guard import Advice, MemoryGuard
 from fineweb_shards.system.retry import Clock
-from fineweb_shards.units import show_bytes, show_seconds
+from fineweb_shards.units import show_seconds
 
 Waitable = connection.Connection | int  # a pipe, or the sentinel of a process
 # Workers do no linear algebra, but NumPy would start a thread per core in each of them, which spins for a while: 20 ms
 # of processor time on two cores. Set only while a worker starts, so that a command run after the build is unaffected.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
-_OWN_SIGNALS = {
-    getattr(signal, name, None)
-    for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS", "SIGXCPU")
-}
+_OWN_NAMES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS", "SIGXCPU")
+_OWN_SIGNALS = {getattr(signal, name, None) for name in _OWN_NAMES}
 
 WATCH_EVERY_SECONDS = 1.0
 # No message, and almost no processor time used.
@@ -58,8 +48,7 @@ _ACTIVE_STATES = "DRt"
 
 
 class WorkerProcess:
-    """The parent's view of a process that runs `run_worker`; creating it starts the process. `spec` is a pickled
-    WorkerSpec."""
+    """The parent's view of a process that runs `run_worker` and gets `spec`, a pickled WorkerSpec."""
 
     def __init__(self, spec: bytes) -> None:
         self.ready = False
@@ -72,7 +61,7 @@ class WorkerProcess:
         self._process = context.Process(
             target=run_worker, args=(worker_pipe,), name="fineweb-shards worker", daemon=True
         )
-        with _signals_blocked(), environment(_ONE_THREAD):
+        with _signals_deferred(), environment(_ONE_THREAD):
             self._process.start()
         worker_pipe.close()
         self.pid = self._process.pid or 0
@@ -83,8 +72,7 @@ class WorkerProcess:
         self._handover = in_background(lambda: self.pipe.send_bytes(spec))
 
     def kill(self) -> None:
-        """Send SIGKILL, without waiting for the end."""
-        self._process.kill()
+        self._process.kill()  # without waiting for the end
 
     def join(self) -> None:
         """Wait until the process has ended, and close the pipe."""
@@ -93,8 +81,7 @@ class WorkerProcess:
         self.pipe.close()
 
     def kill_stuck(self, reason: str, *, stopped: bool) -> None:
-        """Kill the process because it does nothing any more. Thread-safe. `stopped`: it was stopped from outside
-        (SIGSTOP), so its document is not suspected."""
+        """Kill the process because it does nothing; its document is not suspected if it was `stopped` (SIGSTOP)."""
         self._killed_as = Death(DeathKind.KILLED if stopped else DeathKind.STUCK, f"{reason} and was killed")
         self._process.kill()
 
@@ -126,94 +113,22 @@ class Mailbox:
     once, except on Windows."""
 
     def __init__(self) -> None:
-        self._waitables: list[Waitable] = []
-        # Windows can only select sockets.
-        self._selector = selectors.DefaultSelector() if sys.platform != "win32" else None
+        self._selector = selectors.DefaultSelector()
+        self.close = self._selector.close
 
     def add(self, *waitables: Waitable) -> None:
         for waitable in waitables:
-            self._waitables.append(waitable)
-            if self._selector is not None:
-                self._selector.register(waitable, selectors.EVENT_READ)
+            self._selector.register(waitable, selectors.EVENT_READ)
 
     def remove(self, *waitables: Waitable) -> None:
         """Stop listening to them. They must still be open."""
         for waitable in waitables:
-            self._waitables.remove(waitable)
-            if self._selector is not None:
-                self._selector.unregister(waitable)
+            self._selector.unregister(waitable)
 
     def wait(self, timeout_seconds: float) -> Iterable[object]:
-        if self._selector is None:
-            return connection.wait(self._waitables, timeout_seconds)
+        if sys.platform == "win32":  # it can only select sockets
+            return connection.wait([key.fileobj for key in self._selector.get_map().values()], timeout_seconds)
         return [key.fileobj for key, _ in self._selector.select(timeout_seconds)]
-
-    def close(self) -> None:
-        if self._selector is not None:
-            self._selector.close()
-
-
-class WorkerPool:
-    """Starts and ends workers, as the memory guard advises."""
-
-    def __init__(self, spec: WorkerSpec, guard: MemoryGuard, observer: Observer) -> None:
-        self.workers: list[WorkerProcess] = []
-        self.mailbox = Mailbox()
-        self.senders: dict[object, WorkerProcess] = {}  # by pipe, and by sentinel
-        self.paused = False  # memory is short
-        self._observer = observer
-        self._spec = pickle.dumps(spec)  # once for all workers
-        self._guard = guard
-        self.early_deaths = DeathCount()  # in a row, of workers that were not ready yet
-
-    def fill(self, count: int) -> None:
-        """Start workers until there are `count`, unless memory is short."""
-        while len(self.workers) < count and not self.paused:
-            worker = WorkerProcess(self._spec)
-            self.workers.append(worker)
-            self.senders |= {worker.pipe: worker, worker.sentinel: worker}
-            self.mailbox.add(worker.pipe, worker.sentinel)
-
-    def remove(self, worker: WorkerProcess) -> None:
-        """Kill a worker and remove it from the pool."""
-        self.mailbox.remove(worker.pipe, worker.sentinel)
-        del self.senders[worker.pipe], self.senders[worker.sentinel]
-        worker.kill()
-        worker.join()
-        self.workers.remove(worker)
-
-    def stop(self) -> None:
-        for worker in self.workers:
-            worker.kill()
-        for worker in self.workers:
-            worker.join()
-        self.mailbox.close()
-
-    def apply_memory_advice(self, is_needed: Callable[[WorkerProcess], bool]) -> Iterator[WorkerProcess]:
-        """Pause or continue as the memory guard advises; yield the workers that the caller has to end. A worker that
-        has grown beyond its share gets no more batches, and is yielded once it is not needed."""
-        was_paused = self.paused
-        advice = self._guard.look([worker.pid for worker in self.workers])
-        self.paused = self._guard.shortage is not None
-        if self.paused and not was_paused:
-            since = time.strftime("%H:%M")
-            self._observer.set_wait("memory", f"paused for memory since {since}: {self._guard.shortage}")
-        elif was_paused and not self.paused:
-            self._observer.set_wait("memory", None)
-        if advice is not None:
-            largest = max(self.workers, key=lambda worker: self._guard.size_bytes(worker.pid))
-            if advice is Advice.RETIRE:
-                yield self._retire(largest, "memory stays short")
-            else:
-                largest.leaving = True
-        for worker in [one for one in self.workers if one.leaving and not is_needed(one)]:
-            yield self._retire(worker, "it had grown beyond its share of the memory budget")
-
-    def _retire(self, worker: WorkerProcess, why: str) -> WorkerProcess:
-        """Report that a worker is ended because of memory, and return it."""
-        size = show_bytes(self._guard.size_bytes(worker.pid))
-        self._observer.tell(Event("memory", f"worker {worker.pid} ({size}) was ended: {why}"))
-        return worker
 
 
 class WorkerActivity:
@@ -221,36 +136,24 @@ class WorkerActivity:
 
     def __init__(self) -> None:
         self._messages = -1
-        self._begin()
-
-    def _begin(self) -> None:
-        self._idle_seconds = self._silent_seconds = 0.0
-        self._idle_from: float | None = None
-        self._silent_from: float | None = None
+        self._used = 0.0  # seconds of processor time
+        self._silent_from = self._idle_from = self._idle_seconds = 0.0
 
     def look(self, messages: int, life: tuple[str, float] | None, passed_seconds: float) -> str | None:
         """Return what is wrong with the worker, or None. `life` is its state and processor time, if known."""
+        state, self._used = life or ("R", self._used + passed_seconds)  # unknown: as if it worked all the time
+        is_active = state in _ACTIVE_STATES or self._used - self._idle_from > _NEGLIGIBLE_SECONDS
         if messages != self._messages:
-            self._messages = messages
-            self._begin()
-        self._silent_seconds += passed_seconds
-        if life is None:
-            return self._judge_silence(self._silent_seconds)
-        state, used = life
-        if self._silent_from is None or self._idle_from is None:
-            self._silent_from = self._idle_from = used
-        if state in _ACTIVE_STATES or used - self._idle_from > _NEGLIGIBLE_SECONDS:
-            self._idle_seconds, self._idle_from = 0.0, used
-        else:
-            self._idle_seconds += passed_seconds
+            self._messages, self._silent_from, is_active = messages, self._used, True
+        self._idle_seconds += passed_seconds
+        if is_active:
+            self._idle_seconds, self._idle_from = 0.0, self._used
         if self._idle_seconds >= STUCK_SECONDS:
             stopped = " (it is stopped)" if state == "T" else ""
             return f"did nothing for {show_seconds(self._idle_seconds)}{stopped}"
-        return self._judge_silence(used - self._silent_from)
-
-    def _judge_silence(self, seconds: float) -> str | None:
-        is_endless = seconds >= ENDLESS_SECONDS
-        return f"worked on one piece of text for {show_seconds(seconds)}" if is_endless else None
+        if (silent_seconds := self._used - self._silent_from) >= ENDLESS_SECONDS:
+            return f"worked on one piece of text for {show_seconds(silent_seconds)}"
+        return None
 
 
 class Watchdog:
@@ -259,8 +162,7 @@ class Watchdog:
     def __init__(
         self, get_watched: Callable[[], Sequence[WorkerProcess]], observer: Observer, clock: Clock | None = None
     ) -> None:
-        self._observer = observer
-        self._get_watched = get_watched
+        self._get_watched, self._observer = get_watched, observer
         self._clock = clock or Clock()
         self._activities: dict[WorkerProcess, WorkerActivity] = {}
         self._last_look = self._clock.now()
@@ -299,7 +201,7 @@ class Watchdog:
 
 
 @contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
+def _signals_deferred() -> Iterator[None]:
     """Block SIGINT, SIGHUP and SIGTERM, in the parent and in the process it starts. Ctrl-C and a closed terminal signal
     the whole process group, but the parent decides what to do. The process inherits the mask, so that not even the
     start of its Python is interrupted; it unblocks SIGTERM later. The parent gets its signals afterwards: a child that
@@ -307,31 +209,22 @@ def _signals_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows: the worker ignores SIGINT a little later
         yield
         return
+    received: list[int] = []
+    handlers: dict[int, Any] = {}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
         resource_tracker.ensure_running()  # otherwise the first `start` does it, and resets the mask
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
-        with _handlers_deferred():
-            yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _handlers_deferred() -> Iterator[None]:
-    """Defer Python's signal handlers, which run in the main thread even if another thread gets the signal."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    ours = {number: handler for number, handler in handlers.items() if callable(handler)}
-    for number in ours:
-        signal.signal(number, lambda number, frame: numbers.append(number))
-    try:
+        # Python's handlers run in the main thread even if another thread, which does not block it, gets the signal.
+        if threading.current_thread() is threading.main_thread():
+            for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if callable(handler := signal.getsignal(one)):
+                    handlers[one] = handler
+                    signal.signal(one, lambda number, frame: received.append(number))
         yield
     finally:
-        for number, handler in ours.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        for held_back in numbers:
-            signal.raise_signal(held_back)
+        for number in received:
+            signal.raise_signal(number)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

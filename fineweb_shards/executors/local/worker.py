@@ -19,11 +19,11 @@ from multiprocessing import connection, parent_process, reduction
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event
 from fineweb_shards.executors import messages
-from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
+from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_error, encode_batch, hold_tokens
 from fineweb_shards.executors.messages import FileOrder, Message, WorkerObserver, WorkOrder, WriteOrder
 from fineweb_shards.system.machine import apply_priority, offer_to_oom_killer
 from fineweb_shards.system.shared_memory import SharedBytes
-from fineweb_shards.types import Quarantined, Tokens
+from fineweb_shards.types import Tokens
 
 Order = WorkOrder | WriteOrder | FileOrder  # to a worker
 # Exit codes of workers that end themselves.
@@ -65,12 +65,12 @@ class Outbox(WorkerObserver):
             self._pipe.send(message)
 
     def add_fetched(self, size_bytes: int) -> None:
-        """Count the bytes. An occasional `Alive` message shows the watchdog that a slow download is not stuck."""
+        """Count the bytes. An occasional message shows the watchdog that a slow download is not stuck."""
         super().add_fetched(size_bytes)
         now = time.monotonic()
         if now - self._last_alive > _ALIVE_EVERY_SECONDS:
             self._last_alive = now
-            self.send(messages.Alive())
+            self.send(messages.Signal.ALIVE)
 
 
 def run_worker(pipe: connection.Connection) -> None:
@@ -89,11 +89,11 @@ def run_worker(pipe: connection.Connection) -> None:
     try:
         worker = Worker(pipe, spec, outbox)
     except ShardError as error:
-        outbox.send(messages.Failed(error))
+        outbox.send(messages.Done(error=error))
         return
     for action in (worker.receive_orders, worker.write_blocks, worker.finish_files):
         _start_thread(outbox, action)
-    outbox.send(messages.Ready())
+    outbox.send(messages.Signal.READY)
     worker.encode_batches()
 
 
@@ -101,9 +101,7 @@ class Worker:
     """The work of one process: a method for each thread, with queues between them."""
 
     def __init__(self, pipe: connection.Connection, spec: WorkerSpec, outbox: Outbox) -> None:
-        self._pipe = pipe
-        self._spec = spec
-        self._outbox = outbox
+        self._pipe, self._spec, self._outbox = pipe, spec, outbox
         self._source = spec.source.reopened(outbox)
         self._prefetcher = Prefetcher(self._source, outbox)
         self._encoder = spec.make_encoder()
@@ -134,13 +132,9 @@ class Worker:
 
     def encode_batches(self) -> None:
         """Encode batches, report their blocks to the parent, and hold the tokens."""
-
-        def announce(document: Quarantined) -> None:
-            self._outbox.send(messages.Trying(document))
-
         while (order := self._batches.get()) is not None:
             try:
-                for index, block in encode_batch(self._source, self._encoder, order, announce):
+                for index, block in encode_batch(self._source, self._encoder, order, self._outbox.send):
                     if self._spec.holds_tokens:
                         block, tokens = hold_tokens(order, index, block)
                         if tokens is not None:
@@ -151,12 +145,10 @@ class Worker:
                 self._outbox.send(self._outbox.take_done())
             except MemoryError:
                 os._exit(OUT_OF_MEMORY_EXIT_CODE)
-            except ShardError as error:
-                self._outbox.send(messages.Failed(error))
             except (BrokenPipeError, ConnectionResetError):
                 return  # the parent is gone
             except Exception as error:
-                self._outbox.send(messages.Failed(batch_bug(self._source, order.batch, error)))
+                self._outbox.send(messages.Done(error=batch_error(self._source, order.batch, error)))
 
     def _wait_for_writes(self, batch: int) -> None:
         """Wait until most tokens of a batch are written: a disk or an upload may be slower than the encoder."""
@@ -167,42 +159,32 @@ class Worker:
         with self._dropped:
             while held_bytes() > messages.MOST_HELD_BYTES:
                 if not self._dropped.wait(_ALIVE_EVERY_SECONDS):
-                    self._outbox.send(messages.Alive())
+                    self._outbox.send(messages.Signal.ALIVE)
 
     def write_blocks(self) -> None:
-        """Write the tokens of blocks as ordered, and drop them."""
         while True:
             order = self._writes.get()
             key = order.batch, order.block
             try:
                 tokens = self._tokens[key]
-                left = len(order.placements)
-                for placement in order.placements:
+                for number, placement in enumerate(order.placements, 1):
                     self._writer.write(tokens, placement)
-                    left -= 1
-                    if left or not order.last:
-                        self._outbox.send(messages.Written(*key, placements=1, dropped=False))
+                    if number < len(order.placements) or not order.last:
+                        self._outbox.send(messages.Written(*key, placements=1))
                 if order.last:
                     with self._dropped:
                         del tokens, self._tokens[key]
                         self._dropped.notify()
                     self._outbox.send(messages.Written(*key, placements=min(1, len(order.placements)), dropped=True))
-            except ShardError as error:
-                self._outbox.send(messages.Broken(*key, error))
-            except Exception as error:  # a bug: no document is to blame
-                bug = ShardError(f"A worker could not write its tokens: {describe_error(error)}")
-                self._outbox.send(messages.Broken(*key, bug))
+            except Exception as error:
+                if not isinstance(error, ShardError):  # a bug: no document is to blame
+                    error = ShardError(f"A worker could not write its tokens: {describe_error(error)}")
+                self._outbox.send(messages.Written(*key, error=error))
 
     def finish_files(self) -> None:
-        """Seal segments and write sidecars."""
-
-        def finish(order: FileOrder) -> messages.FileResult:
-            assert order.work is not None
-            return messages.FileResult(order.number, self._spec.finish_file(order.work, self._outbox))
-
         while True:
             order = self._files.get()
-            self._outbox.send(messages.try_order(order, partial(finish, order)))
+            self._outbox.send(messages.try_order(order, partial(self._spec.finish_file, order, self._outbox)))
 
 
 def _start_thread(outbox: Outbox, action: Callable[[], None]) -> None:

@@ -41,8 +41,7 @@ _NO_CLUSTER = (
     "Start a cluster with `ray start --head`, which prints its address; or omit --ray-address, and the "
     "run starts a cluster on this machine."
 )
-# For this process and those of Ray that it starts: no usage reports, no library errors on the terminal, no second
-# message for an error that is handled here.
+# For this process and Ray's: no usage reports, no library errors on the terminal, no second message for an error.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
 # For a cluster started here. The token stays the same for the life of the process, because Ray caches it.
 _LOCAL_ENVIRONMENT = {
@@ -79,13 +78,11 @@ class Node:
 
 
 class Cluster:
-    """A connection to a cluster. `cores` and `store_bytes` are for a cluster that `connect` starts on this machine, and
-    `close` ends."""
+    """A connection to a cluster, or one with `cores` and `store_bytes` that it starts on this machine and ends."""
 
     def __init__(self, address: str, cores: int, store_bytes: int, observer: Observer) -> None:
         self._address = find_address(address)
-        self._cores = cores
-        self._store_bytes = max(_SMALLEST_STORE_BYTES, store_bytes)
+        self._cores, self._store_bytes = cores, max(_SMALLEST_STORE_BYTES, store_bytes)
         self._observer = observer
         self._folder: str | None = None  # of a cluster started here
         self.is_shared = False  # the process was already connected, and stays so
@@ -104,47 +101,31 @@ class Cluster:
         self.is_shared = ray.is_initialized()
         if self.is_shared:
             return
-        with _handlers_kept():
-            if self._address == LOCAL:
-                self._start()
-                return
-            try:
-                with environment(_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
-                    ray.init(address=self._address, log_to_driver=False, configure_logging=False)
-            except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-                raise _refusal(self._address, error) from error
-
-    def _start(self) -> None:
-        ray = load_ray()
-        # A short name, because the paths of sockets are limited to 107 bytes.
-        self._folder = tempfile.mkdtemp(prefix="fws-ray-")
+        options: dict[str, Any] = {"address": self._address, "log_to_driver": False, "configure_logging": False}
+        variables = _ENVIRONMENT
+        if self._address == LOCAL:
+            # A short name, because the paths of sockets are limited to 107 bytes.
+            self._folder = options["_temp_dir"] = tempfile.mkdtemp(prefix="fws-ray-")
+            options |= {"num_cpus": self._cores, "object_store_memory": self._store_bytes, "include_dashboard": False}
+            variables = _ENVIRONMENT | _LOCAL_ENVIRONMENT
         try:
-            with environment(_ENVIRONMENT | _LOCAL_ENVIRONMENT, _SET_BY_RAY), without_errors_on_screen():
-                ray.init(
-                    address=LOCAL,
-                    num_cpus=self._cores,
-                    object_store_memory=self._store_bytes,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    _temp_dir=self._folder,
-                )
-        except Exception as error:  # Ray has no class of its own for processes that are too slow
-            raise WorkerError(
-                f"Ray could not be started on this machine: {_lines_of(error)[0]}",
-                "Its processes may be too slow on a busy machine. Rerun the same command later, or with "
-                "--executor local, which needs no Ray.",
-            ) from error
+            with _handlers_kept(), environment(variables, _SET_BY_RAY), without_errors_on_screen():
+                ray.init(**options)
+        except Exception as error:
+            if self._address == LOCAL:  # Ray has no class of its own for processes that are too slow
+                raise WorkerError(
+                    f"Ray could not be started on this machine: {_lines_of(error)[0]}",
+                    "Its processes may be too slow on a busy machine. Rerun the same command later, or with "
+                    "--executor local, which needs no Ray.",
+                ) from error
+            if isinstance(error, (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError)):
+                raise _refusal(self._address, error) from error
+            raise
 
     def nodes(self) -> list[Node]:
         """Return the live nodes with cores for tasks."""
-        nodes = []
-        for node in load_ray().nodes():
-            resources = node["Resources"]
-            if node["Alive"] and resources.get("CPU"):
-                store_bytes = int(resources.get("object_store_memory", 0))
-                nodes.append(Node(node["NodeID"], resources["CPU"], store_bytes))
-        return nodes
+        live = [(node["NodeID"], node["Resources"]) for node in load_ray().nodes() if node["Alive"]]
+        return [Node(name, has["CPU"], int(has.get("object_store_memory", 0))) for name, has in live if has.get("CPU")]
 
     def close(self) -> None:
         """Disconnect, which ends the tasks and objects of the run, and a cluster started here."""
@@ -192,8 +173,7 @@ def _lines_of(error: BaseException) -> list[str]:
 
 
 def check_reachable(address: str) -> None:
-    """Raise UsageError if no cluster answers at an address, or if it refuses this run. Ray itself would retry for
-    minutes and ignore Ctrl-C."""
+    """Raise UsageError if no cluster answers there, or if it refuses this run. Ray would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         return  # one of Ray's keywords: `auto`, `local`
@@ -277,19 +257,16 @@ def _handlers_kept() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    names = ("SIGINT", "SIGTERM", "SIGHUP")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     handlers = {number: signal.getsignal(number) for number in numbers}
-
-    def restore() -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
+    exit_of_ray: SystemExit | None = None
     try:
         yield
-    except SystemExit:
-        restore()
-        signal.raise_signal(signal.SIGTERM)
-        raise
+    except SystemExit as error:
+        exit_of_ray = error
     finally:
-        restore()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if exit_of_ray is not None:
+        signal.raise_signal(signal.SIGTERM)
+        raise exit_of_ray

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import fineweb_shards
 from fineweb_shards.errors import InputError, OutputError, ShardError, UsageError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors import messages
-from fineweb_shards.executors.encode_batch import Prefetcher, WorkerSpec, batch_bug, encode_batch, hold_tokens
+from fineweb_shards.executors.encode_batch import Blocks, Prefetcher, WorkerSpec, batch_error, encode_batch, hold_tokens
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.messages import FileOrder, FileResult, StoredTokens, WorkerObserver, WorkOrder
 from fineweb_shards.executors.ray.board import EncodedBatch, Shipment, TaskResult, apply_environment, unpacked
@@ -36,16 +36,16 @@ from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, read_file, refuse_link
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner
-from fineweb_shards.types import Batch, EncodedBlock, Quarantined, Tokens
+from fineweb_shards.types import Batch, Quarantined, Tokens
 
 MARK_FILE = "ray-run"  # in the work folder; its content shows a node whether it sees the driver's folder
 RUN_PREFIX = "fineweb-shards-"  # of the name of a run's board, which is part of file names
 _SCRATCH_END = ".tmp"  # the store finds such files after a run was killed
 # A task that takes longer than this, plus the longest outage, hangs: its process is ended.
 _LONGEST_TASK_SECONDS = 3600
-_STANDARD_ERROR = 2
 _ALL = 2**62  # no limit
 _MAKING_PROCESS = threading.Lock()
+_PROCESSES: dict[str, RunProcess] = {}  # at most one
 
 
 def encode_batches(run: str, task: int, orders: bytes) -> tuple[bytes, list[Tokens]]:
@@ -78,19 +78,17 @@ class FileProcess:
 def _process_of(run: str) -> RunProcess:
     """Return this process's state for a run. `run` is the name of the run's board."""
     with _MAKING_PROCESS:  # an actor's first orders arrive in several threads at once
-        return _make_process(run)
-
-
-@lru_cache(maxsize=1)
-def _make_process(run: str) -> RunProcess:
-    board = load_ray().get_actor(run)
-    version, data = load_ray().get(board.get_shipment.remote())
-    if version != fineweb_shards.__version__:
-        raise UsageError(
-            f"Node {node_name()} has fineweb_shards {fineweb_shards.__version__}, but the run has {version}.",
-            "Install the same version on every node.",
-        )
-    return RunProcess(run, board, pickle.loads(data))
+        if run not in _PROCESSES:
+            board = load_ray().get_actor(run)
+            version, data = load_ray().get(board.get_shipment.remote())
+            if version != fineweb_shards.__version__:
+                raise UsageError(
+                    f"Node {node_name()} has fineweb_shards {fineweb_shards.__version__}, but the run has {version}.",
+                    "Install the same version on every node.",
+                )
+            _PROCESSES.clear()
+            _PROCESSES[run] = RunProcess(run, board, pickle.loads(data))
+        return _PROCESSES[run]
 
 
 def node_name() -> str:
@@ -110,8 +108,7 @@ class RunProcess:
     """The state of a process between the tasks of a run: its engine, and open input files."""
 
     def __init__(self, run: str, board: Any, shipment: Shipment) -> None:
-        self._run = run
-        self._board = board
+        self._run, self._board = run, board
         self._observer = TaskObserver(board.tell.remote)
         if os.path.isdir(shipment.current_folder):
             os.chdir(shipment.current_folder)
@@ -121,8 +118,7 @@ class RunProcess:
             _check_folder(folder, shipment.mark)
         if not shipment.shared:  # the folder is for files created on this node
             _remove_leftovers(spec.store.folder / WORK_FOLDER, run)
-        self._spec = spec
-        self._vocabulary_files = shipment.vocabulary_files
+        self._spec, self._vocabulary_files = spec, shipment.vocabulary_files
         apply_priority(spec.priority)
         self._source = spec.source.reopened(self._observer)
         self._prefetcher = Prefetcher(self._source, self._observer)
@@ -137,7 +133,7 @@ class RunProcess:
         """Encode batches; append the tokens of each block to the list, unless the driver needs them."""
         self._observer.task = task
         seconds = self._spec.max_outage_seconds + _LONGEST_TASK_SECONDS
-        faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # standard error
         try:
             for order in orders:
                 if not order.one_by_one:  # such a batch is read by another process
@@ -164,36 +160,31 @@ class RunProcess:
                 if held is not None:
                     tokens.append(held)
                 blocks.append(messages.Encoded(index, told))
-        except ShardError as error:
-            return EncodedBatch(tuple(blocks), error)
         except MemoryError:
             raise
         except Exception as error:
-            bug = batch_bug(self._source, order.batch, error, f"A task on {node_name()}")
-            return EncodedBatch(tuple(blocks), bug)
+            who = f"A task on {node_name()}"
+            return EncodedBatch(tuple(blocks), batch_error(self._source, order.batch, error, who))
         return EncodedBatch(tuple(blocks))
 
-    def _encode_in_local_executor(self, order: WorkOrder) -> Iterator[tuple[int, EncodedBlock]]:
+    def _encode_in_local_executor(self, order: WorkOrder) -> Blocks:
         """Yield the blocks of a batch that has ended several tasks, without the document to blame. Ray reports that a
         process died, but not how, which matters (task.py): a crash makes a document suspect, a kill from outside never
-        does. So the batch is encoded as on a single machine. Other copies of the document end tasks as well, and are
-        left out in the same way."""
+        does. So the batch is encoded as on a single machine. Other copies of the document are left out the same way."""
         quarantined = [
             Quarantined(order.batch.file, order.batch.position, 0, None, None, 0, digest, "", part=order.batch.part)
             for digest in order.skip_digests
         ]
-        guard = MemoryGuard(worker_bytes=_ALL)
         with (
             unpacked(replace(self._spec, holds_tokens=False), self._vocabulary_files) as spec,
-            LocalExecutor(spec, 1, _ALL, guard, quarantined, self._observer) as executor,
+            LocalExecutor(spec, 1, _ALL, MemoryGuard(worker_bytes=_ALL), quarantined, self._observer) as executor,
         ):
             for index, block in enumerate(executor.encode([iter([order.batch])])):
                 if index >= order.first_block:
                     yield index, block
 
     def _check_input(self, batch: Batch) -> None:
-        """Raise InputError if this node can't see the batch's file, which --on-bad-file skip would otherwise leave out
-        as damaged."""
+        """Raise InputError if this node can't see the file: --on-bad-file skip would leave it out as damaged."""
         file = self._source.file_of(batch)
         reads_path = batch.payload is None and batch.problem is None and file.place == LOCAL
         if reads_path and not os.path.exists(file.path):
@@ -213,10 +204,9 @@ class RunProcess:
                     assert isinstance(work, Segment | PileWork)
                     path = scratch.enter_context(_scratch_file(str(work.path), self._run))
                     work = replace(work, path=path)
-                lost = self._write(objects, order, observer, path)
-                if lost or work is None:
+                if lost := self._write(objects, order, observer, path):
                     return FileResult(order.number, lost=tuple(lost))
-                return FileResult(order.number, self._spec.finish_file(work, observer))
+                return self._spec.finish_file(replace(order, work=work), observer)
 
         return messages.try_order(order, finish, lambda: f"A task on {node_name()}")
 
@@ -277,12 +267,10 @@ def _remove_leftovers(folder: Path, run: str) -> None:
 
 def _check_folder(folder: Path, mark: str) -> None:
     """Raise OutputError if this node does not see this folder of the driver."""
-    try:
-        found = read_file(folder / WORK_FOLDER / MARK_FILE)
-    except OSError:
-        found = b""
-    if found != mark.encode():
-        raise OutputError(
-            f"{os.path.abspath(folder)}: on node {node_name()} this is not the run's folder.",
-            "Use a bucket, or a folder on a shared file system that all nodes see under the same path.",
-        )
+    with contextlib.suppress(OSError):
+        if read_file(folder / WORK_FOLDER / MARK_FILE) == mark.encode():
+            return
+    raise OutputError(
+        f"{os.path.abspath(folder)}: on node {node_name()} this is not the run's folder.",
+        "Use a bucket, or a folder on a shared file system that all nodes see under the same path.",
+    )
