@@ -11,8 +11,7 @@ import os
 import re
 import shlex
 import threading
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fineweb_shards.errors import UsageError
@@ -82,10 +81,8 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
     }
     if not for_upload:  # for uploads it would include the time to send a part
         client["read_timeout"] = f"{STALL_SECONDS}s"
-    options: dict[str, Any] = {
-        "client_options": client,
-        "retry_config": {"max_retries": _PART_RETRIES if for_upload else 0},
-    }
+    retries = {"max_retries": _PART_RETRIES if for_upload else 0}
+    options: dict[str, Any] = {"client_options": client, "retry_config": retries}
     if address.scheme in WEB_SCHEMES:
         return HTTPStore.from_url(str(address), **options)
     kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
@@ -136,36 +133,15 @@ _MADE_ELSEWHERE = (
 
 
 def _aws_options() -> dict[str, Any]:
-    """Read a profile for settings that the environment lacks."""
-    name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
-    profile = _read_profile(name)
-    options = _unless_set(("AWS_REGION", "AWS_DEFAULT_REGION"), "region", profile.get("region"))
-    options |= _unless_set(_AWS_ENDPOINTS, "endpoint", profile.get("endpoint_url"))
-    if os.environ.get("AWS_ACCESS_KEY_ID"):
-        return options
-    if "aws_access_key_id" in profile and "role_arn" not in profile:
-        options["access_key_id"] = profile["aws_access_key_id"]
-        options["secret_access_key"] = profile.get("aws_secret_access_key", "")
-        if "aws_session_token" in profile:
-            options["session_token"] = profile["aws_session_token"]
-    elif any(key in profile for key in _MADE_ELSEWHERE):
-        profile_name = name or "default"
-        raise UsageError(
-            f"The AWS profile {profile_name} needs a login, a role or a program for its keys.",
-            f'Run: eval "$(aws configure export-credentials --profile {shlex.quote(profile_name)} --format env)"',
-        )
-    return options
-
-
-def _read_profile(name: str | None) -> Mapping[str, str]:
-    """Return a profile's settings from both files; `credentials` takes precedence, as in the AWS tools."""
-    config = Path(os.environ.get("AWS_CONFIG_FILE", "~/.aws/config")).expanduser()
-    credentials = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser()
-    wanted = name or "default"
-    settings: dict[str, str] = {}
-    found = False
-    in_config = wanted if wanted == "default" else f"profile {wanted}"
-    for path, section in ((config, in_config), (credentials, wanted)):
+    """Read a profile for settings that the environment lacks: from both files, of which `credentials` takes precedence,
+    as in the AWS tools."""
+    asked = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    name = asked or "default"
+    config = os.path.expanduser(os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"))
+    credentials = os.path.expanduser(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
+    in_config = name if name == "default" else f"profile {name}"
+    found: list[dict[str, str]] = []
+    for path, section in ((config, in_config), (credentials, name)):
         parser = configparser.RawConfigParser()
         try:
             parser.read(path)
@@ -173,11 +149,23 @@ def _read_profile(name: str | None) -> Mapping[str, str]:
             # The parser's own message quotes lines of the file, which hold keys.
             raise UsageError(f"{path}: these AWS profiles can't be read.", "Repair the file.") from None
         if parser.has_section(section):
-            found = True
-            settings |= dict(parser.items(section))
-    if name is not None and not found:
+            found.append(dict(parser.items(section)))
+    if asked and not found:
         raise UsageError(f"AWS_PROFILE is {name}, but there is no such profile.", f"Look into {config}.")
-    return settings
+    profile = {key: value for settings in found for key, value in settings.items()}
+    options = _unless_set(("AWS_REGION", "AWS_DEFAULT_REGION"), "region", profile.get("region"))
+    options |= _unless_set(_AWS_ENDPOINTS, "endpoint", profile.get("endpoint_url"))
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        return options
+    if "aws_access_key_id" in profile and "role_arn" not in profile:
+        names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+        return options | {name.removeprefix("aws_"): profile[name] for name in names if name in profile}
+    if any(key in profile for key in _MADE_ELSEWHERE):
+        raise UsageError(
+            f"The AWS profile {name} needs a login, a role or a program for its keys.",
+            f'Run: eval "$(aws configure export-credentials --profile {shlex.quote(name)} --format env)"',
+        )
+    return options
 
 
 def _unless_set(variables: Sequence[str], option: str, value: str | None) -> dict[str, Any]:

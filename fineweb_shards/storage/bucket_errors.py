@@ -103,16 +103,35 @@ class Refusal:
 
 def translate(error: Exception, address: BucketAddress, name: str, kind: type[ShardError]) -> Exception:
     """Return the error to raise instead of obstore's; `kind` is the class for a permanent one."""
-    found = Refusal.of(error)
-    other = _transient(found, address, kind) or _about_credentials(found, address, kind)
-    if other is not None:
-        return other
-    refusal = _final(found, address, str(address.child(name) if name else address), kind)
+    found, scheme = Refusal.of(error), address.scheme
+    where, at_metadata = found.host or str(address), found.host.startswith(_METADATA_HOSTS)
+    if at_metadata and not has_answered(address):  # this machine has no metadata service, hence no credentials
+        public = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}[scheme]
+        hint = f"{SETTINGS[scheme]} A public bucket is read with {public}_SKIP_SIGNATURE=true."
+        return kind(f"{address}: no credentials were found.", hint)
+    if found.broken == _NOT_PARTIAL:  # a proxy may do this once, some servers always do; obstore rejects it
+        last = kind(
+            f"{address}: the store answers a request for a range of an object with status 200, not 206.",
+            "`rclone serve s3` and some proxies do that. Use another server; or a folder on this machine, and copy "
+            "it with the store's own program.",
+        )
+        return TransientError(f"{where}: {found.broken}", error=last)
+    if found.broken and found.broken != _CERTIFICATE:
+        return TransientError(f"{where}: {found.broken}")
+    if found.status in TRANSIENT_STATUSES or found.code in _TRANSIENT_CODES or at_metadata:
+        return TransientError(f"{where}: status {found.status} {found.code}".rstrip())
+    if found.code in _EXPIRED_CODES:
+        expired = f"{address}: the credentials have expired"
+        if os.environ.get(_FIXED.get(scheme, "")):
+            return kind(f"{expired}.", "Renew them, and run the same command again.")
+        forget_stores(address)
+        return TransientError(expired, advice="the build continues when they are renewed")
+    refusal = _refuse(found, address, str(address.child(name) if name else address), kind)
     if found.code in _NO_BUCKET_CODES:
         return refusal
     if found.status == 404:
         return MissingError(refusal)
-    ends_early = found.status == 416 and address.scheme in WEB_SCHEMES
+    ends_early = found.status == 416 and scheme in WEB_SCHEMES
     if ends_early or found.status in (409, 412) or found.kind in ("AlreadyExistsError", "PreconditionError"):
         return PreconditionError(refusal)
     if found.status == 501 or found.kind == "NotSupportedError":
@@ -120,65 +139,30 @@ def translate(error: Exception, address: BucketAddress, name: str, kind: type[Sh
     return refusal
 
 
-def _transient(found: Refusal, address: BucketAddress, kind: type[ShardError]) -> Exception | None:
-    at_metadata = found.host.startswith(_METADATA_HOSTS)
-    if at_metadata and not has_answered(address):
-        return None  # this machine has no metadata service, hence no credentials
-    where = found.host or str(address)
-    if found.broken == _NOT_PARTIAL:  # a proxy may do this once, some servers always do; obstore rejects it
-        error = kind(
-            f"{address}: the store answers a request for a range of an object with status 200, not 206.",
-            "`rclone serve s3` and some proxies do that. Use another server; or a folder on this machine, and copy "
-            "it with the store's own program.",
-        )
-        return TransientError(f"{where}: {found.broken}", error=error)
-    if found.broken and found.broken != _CERTIFICATE:
-        return TransientError(f"{where}: {found.broken}")
-    if found.status in TRANSIENT_STATUSES or found.code in _TRANSIENT_CODES or at_metadata:
-        return TransientError(f"{where}: status {found.status} {found.code}".rstrip())
-    return None
-
-
-def _about_credentials(found: Refusal, address: BucketAddress, kind: type[ShardError]) -> Exception | None:
-    settings = SETTINGS[address.scheme]
-    if found.host.startswith(_METADATA_HOSTS):
-        public = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}[address.scheme]
-        hint = f"{settings} A public bucket is read with {public}_SKIP_SIGNATURE=true."
-        return kind(f"{address}: no credentials were found.", hint)
-    if found.code in _EXPIRED_CODES and os.environ.get(_FIXED[address.scheme]):
-        hint = "Renew them, and run the same command again."
-        return kind(f"{address}: the credentials have expired.", hint)
-    if found.code in _EXPIRED_CODES:
-        forget_stores(address)
-        advice = "the build continues when they are renewed"
-        return TransientError(f"{address}: the credentials have expired", advice=advice)
+def _refuse(found: Refusal, address: BucketAddress, url: str, kind: type[ShardError]) -> ShardError:
+    """Return the error for a request that no retry would change."""
+    settings, is_web = SETTINGS[address.scheme], address.scheme in WEB_SCHEMES
+    place = f"{address.scheme}://{address.bucket}"
     if found.code in _BAD_KEY_CODES or found.status == 401:
         return kind(f"{address}: the credentials are refused{found.shown}.", settings)
     if found.code == "RequestTimeTooSkewed":
         return kind(f"{address}: the store says that this machine's clock is wrong.", "Set the clock.")
-    return None
-
-
-def _final(found: Refusal, address: BucketAddress, url: str, kind: type[ShardError]) -> ShardError:
-    settings = SETTINGS[address.scheme]
-    place = f"{address.scheme}://{address.bucket}"
     if found.code in _NO_BUCKET_CODES:
-        hint = f"Check the name, or make the bucket first. {settings}"
-        return kind(f"{place}: there is no such bucket{' at ' + found.host if found.host else ''}.", hint)
-    if address.scheme in WEB_SCHEMES and not found.status and found.broken != _CERTIFICATE:
-        return kind(f"{url}: the server does not give this file's size, or can't send a part of it.", settings)
-    if found.code in _REGION_CODES or found.status == 301:
-        return kind(f"{place}: the bucket is in another region.", "Set AWS_REGION to the bucket's region.")
-    if found.status == 403 and address.scheme not in WEB_SCHEMES:
-        hint = "These credentials need the right to list and read, and for --out also to write and delete."
-        return kind(f"{url}: access is denied{found.shown}.", hint)
+        at = f" at {found.host}" if found.host else ""
+        return kind(f"{place}: there is no such bucket{at}.", f"Check the name, or make the bucket first. {settings}")
     if found.broken == _CERTIFICATE:
         hint = "Check the clock and the endpoint; name certificates of your own with SSL_CERT_FILE."
         return kind(f"{found.host}: its certificate can't be trusted.", hint)
+    if is_web and not found.status:
+        return kind(f"{url}: the server does not give this file's size, or can't send a part of it.", settings)
+    if found.code in _REGION_CODES or found.status == 301:
+        return kind(f"{place}: the bucket is in another region.", "Set AWS_REGION to the bucket's region.")
+    if found.status == 403 and not is_web:
+        hint = "These credentials need the right to list and read, and for --out also to write and delete."
+        return kind(f"{url}: access is denied{found.shown}.", hint)
     if found.kind == "InvalidPathError":
         return kind(f"{url}: an object below has a name that no folder could hold (//, . or ..).", "Rename it.")
     if found.status == 404:
         return kind(f"{url}: there is no such object.", "Check the address.")
-    if not found.status:
-        return kind(f"{place}: the request can't be sent ({found.kind}).", settings)
-    return kind(f"{url}: the store refuses{found.shown}.", settings)
+    what = f"the store refuses{found.shown}" if found.status else f"the request can't be sent ({found.kind})"
+    return kind(f"{url}: {what}.", settings)
