@@ -103,7 +103,6 @@ class RemoteFile:
                 self.book.setdefault(self.url, url)
 
     def fetch(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of a range, with retries."""
         return self.retrier.call(partial(self._fetch_once, start, stop))
 
     def _find(self) -> str:
@@ -136,10 +135,8 @@ class RemoteFile:
 
     def _get(self, url: str, start: int, stop: int) -> memoryview:
         on_hub = is_hub(url)
-        headers = build_hf_headers(token=None if on_hub else False) | {
-            "Range": f"bytes={start}-{stop - 1}",
-            "Accept-Encoding": "identity",
-        }
+        requested = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        headers = build_hf_headers(token=None if on_hub else False) | requested
         quota = self.quota if on_hub else None
         if quota is not None:
             quota.take(url)
@@ -200,9 +197,7 @@ class HubPlace(Place):
 
     is_remote = True
 
-    def __init__(
-        self, hub: HubRef | None = None, max_outage_seconds: int = 0, observer: Observer | None = None
-    ) -> None:
+    def __init__(self, hub: HubRef | None, max_outage_seconds: int = 0, observer: Observer | None = None) -> None:
         super().__init__(hub, max_outage_seconds, observer)
         assert hub is not None, "files on the hub belong to a dataset"
         self._dataset = hub
@@ -224,9 +219,8 @@ class HubPlace(Place):
             if file.path not in self._files:
                 hub = self._dataset
                 url = hf_hub_url(hub.dataset, file.name, repo_type="dataset", revision=hub.commit)
-                self._files[file.path] = RemoteFile(
-                    url, file.size_bytes, file.content_hash, self.retrier, self._quota, self._book
-                )
+                facts = (url, file.size_bytes, file.content_hash)
+                self._files[file.path] = RemoteFile(*facts, self.retrier, self._quota, self._book)
             return self._files[file.path]
 
     def open(self, file: InputFile, address: str | None = None) -> ByteSource:
@@ -245,9 +239,7 @@ class HubPlace(Place):
 class HubOnDiskPlace(LocalPlace):
     """Files on the hub, downloaded whole to this machine, in the order in which they will be needed."""
 
-    def __init__(
-        self, hub: HubRef | None = None, max_outage_seconds: int = 0, observer: Observer | None = None
-    ) -> None:
+    def __init__(self, hub: HubRef | None, max_outage_seconds: int = 0, observer: Observer | None = None) -> None:
         super().__init__(hub, max_outage_seconds, observer)
         self._remote = HubPlace(hub, max_outage_seconds, observer)
         self._begun: dict[str, Future[None]] = {}
@@ -293,18 +285,16 @@ class HubOnDiskPlace(LocalPlace):
         path = Path(file.path)
         if file.path in self._released:  # the run ended before it reached this file
             return
-        if is_plain_file(path) and path.stat().st_size == file.size_bytes:
-            return
-        disk = Disk(path.parent, self.max_outage_seconds, self.retrier.observer)
-        self.retrier.call(partial(_download_once, file, self._remote, disk))
+        if not (is_plain_file(path) and path.stat().st_size == file.size_bytes):
+            disk = Disk(path.parent, self.max_outage_seconds, self.retrier.observer)
+            self.retrier.call(partial(_download_once, file, self._remote, disk))
 
 
 def _download_once(file: InputFile, remote: HubPlace, disk: Disk) -> None:
     path, size = Path(file.path), file.size_bytes
     partial_path = path.with_name(path.name + _PARTIAL_ENDING)
     if is_git_hash(file.content_hash):  # served by the hub itself, which limits requests: one block
-        digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-        block_bytes = size
+        digest, block_bytes = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), size
     else:
         digest = hashlib.sha256()
         block_bytes = min(max(size // _FEWEST_BLOCKS, _SMALLEST_BLOCK_BYTES), _LARGEST_BLOCK_BYTES)
@@ -356,9 +346,9 @@ def fetch_model_file(repository: str, revision: str, names: Sequence[str], retri
             with translated_errors(f"model {repository}"):
                 try:
                     return Path(hf_hub_download(repository, name, revision=revision or None))
-                except LocalEntryNotFoundError:  # an outage, although it is an EntryNotFoundError
-                    raise
-                except EntryNotFoundError:
+                except EntryNotFoundError as error:
+                    if isinstance(error, LocalEntryNotFoundError):  # an outage
+                        raise
                     return None
 
         path = retrier.call(fetch)

@@ -14,28 +14,39 @@ import ssl
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import huggingface_hub
 import urllib3.exceptions
 from huggingface_hub import constants, get_token
 from huggingface_hub.errors import FileMetadataError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
 from fineweb_shards.errors import HubError, ShardError
 from fineweb_shards.storage.hub_environment import proxy_for
-from fineweb_shards.storage.hub_httpx import httpx
 from fineweb_shards.storage.place import TRANSIENT_STATUSES
 from fineweb_shards.system.retry import TransientError
 
-_REASONS = (
-    dict.fromkeys(("ReadTimeout", "ReadTimeoutError"), "the connection stays silent")
-    | dict.fromkeys(("ConnectTimeout", "ConnectTimeoutError"), "no answer")
-    | dict.fromkeys(("ConnectError", "NewConnectionError"), "no connection")
-    | dict.fromkeys(("ReadError", "WriteError", "RemoteProtocolError"), "the connection broke")
-    | dict.fromkeys(("ProtocolError", "IncompleteRead"), "the connection broke")
-    | {"TooManyRedirects": "redirects that go in a circle"}
-)
+# The clients' HTTP library: httpx up to huggingface_hub 1, httpx2 from 2 on. Supporting both lets this package share an
+# environment with projects that pin huggingface_hub below 2.0 (OLMo-core) or 1.4 (litgpt).
+if TYPE_CHECKING or not huggingface_hub.__version__.startswith("1."):
+    import httpx2 as httpx
+else:
+    import httpx
+
+__all__ = ["httpx"]
+# By class of httpx or urllib3; any other error is a broken connection.
+_REASONS = {
+    "ReadTimeout": "the connection stays silent",
+    "ReadTimeoutError": "the connection stays silent",
+    "ConnectTimeout": "no answer",
+    "ConnectTimeoutError": "no answer",
+    "ConnectError": "no connection",
+    "NewConnectionError": "no connection",
+    "TooManyRedirects": "redirects that go in a circle",
+}
 _NOT_THE_HUB = ("no answer", "no connection", "redirects that go in a circle")
 
 
@@ -61,10 +72,18 @@ def _translate(error: BaseException, what: str) -> TransientError | HubError | N
         hint = "Unset HF_HUB_OFFLINE, or use --input with local files."
         return HubError(f"{what}: HF_HUB_OFFLINE is set, and this is not on the disk.", hint)
     if isinstance(error, HfHubHTTPError):
-        response = error.response
-        if response.status_code in TRANSIENT_STATUSES:
-            return status_error(str(response.request.url), response.status_code, response.headers)
-        return HubError(f"{what}: {_describe_refusal(type(error).__name__, response.status_code)}.")
+        kind, response = type(error).__name__, error.response
+        status = response.status_code
+        if status in TRANSIENT_STATUSES:
+            return status_error(str(response.request.url), status, response.headers)
+        if kind == "GatedRepoError":
+            problem = f"the dataset is gated ({status}): accept its terms on its page, and set HF_TOKEN"
+        elif kind == "RepositoryNotFoundError":
+            problem = f"no such dataset, or a private one without the right token ({status})"
+        else:
+            words = {401: "the hub asks for a token", 403: "access is refused", 404: "not found"}
+            problem = f"{words[status]} ({status})" if status in words else f"the hub answers {status}"
+        return HubError(f"{what}: {problem}.")
     if isinstance(error, httpx.RequestError):
         try:
             url = str(error.request.url)
@@ -86,9 +105,7 @@ def _translate(error: BaseException, what: str) -> TransientError | HubError | N
 
 def status_error(url: str, status: int, headers: Mapping[str, str]) -> TransientError:
     """Make the error for an answer with a transient status."""
-    reason, advice = f"status {status}", ""
-    if status == 429:
-        reason, advice = "rate limit (429)", what_raises_limit()
+    reason, advice = ("rate limit (429)", what_raises_limit()) if status == 429 else (f"status {status}", "")
     return TransientError(f"{host_of(url)}: {reason}", requested_wait_seconds(headers, status), advice)
 
 
@@ -98,15 +115,18 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
         return request_error(url, error.reason)
     host, proxy = host_of(url), host_of(proxy_for(url) or "")
     where = f"{host} (by the proxy {proxy})" if proxy else host
-    for cause in _causes(error):
+    cause: BaseException | None = error
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return HubError(
-                f"{where}: its certificate can't be trusted: {cause.verify_message.rstrip('.')}.",
-                "Check the clock and HF_ENDPOINT; where a proxy has certificates of its own, name "
-                "them with SSL_CERT_FILE.",
-            )
+            hint = "Check the clock and HF_ENDPOINT; name certificates of a proxy with SSL_CERT_FILE."
+            return HubError(f"{where}: its certificate can't be trusted: {cause.verify_message.rstrip('.')}.", hint)
         if isinstance(cause, socket.gaierror):
             return TransientError(f"{where}: no such host, or no network", advice=what_to_check(url))
+        seen.add(id(cause))
+        # urllib3 wraps some errors without naming them as the cause.
+        wrapped = next((item for item in cause.args if isinstance(item, BaseException)), None)
+        cause = cause.__cause__ or cause.__context__ or wrapped
     if isinstance(error, (httpx.ProxyError, urllib3.exceptions.ProxyError)) and "407" in str(error):
         return HubError(f"{where}: the proxy asks for a password (407).", "Write it into HTTPS_PROXY.")
     reason = _reason(error)
@@ -133,7 +153,6 @@ def host_of(url: str) -> str:
 
 
 def hub_host() -> str:
-    """Return the hub's host, for errors that don't name one."""
     return host_of(constants.ENDPOINT)
 
 
@@ -142,30 +161,9 @@ def short_name(url: str) -> str:
     return re.sub(r"^https?://[^/]+/", "", url).split("?")[0]
 
 
-def _describe_refusal(kind: str, status: int) -> str:
-    if kind == "GatedRepoError":
-        return f"the dataset is gated ({status}): accept its terms on its page, and set HF_TOKEN"
-    if kind == "RepositoryNotFoundError":
-        return f"no such dataset, or a private one without the right token ({status})"
-    words = {401: "the hub asks for a token", 403: "access is refused", 404: "not found"}
-    return f"{words[status]} ({status})" if status in words else f"the hub answers {status}"
-
-
 def _reason(error: BaseException) -> str:
     name = type(error).__name__
     return _REASONS.get(name, f"the connection broke ({name})")
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and the exceptions that caused it."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        # urllib3 wraps some errors without naming them as the cause.
-        wrapped = next((item for item in current.args if isinstance(item, BaseException)), None)
-        current = current.__cause__ or current.__context__ or wrapped
 
 
 # Rate limits in a server's headers
@@ -199,8 +197,14 @@ def read_limits(headers: Mapping[str, str]) -> list[Limit]:
 
 
 def requested_wait_seconds(headers: Mapping[str, str], status: int) -> float:
-    """Return the wait from Retry-After and, after a 429, from RateLimit; 0 without either."""
-    seconds = _retry_after(headers.get("Retry-After", ""))
+    """Return the wait from Retry-After, a number of seconds or a date, and after a 429 from RateLimit; 0 without."""
+    text, seconds = headers.get("Retry-After", ""), 0.0
+    try:
+        seconds = float(text)
+    except ValueError:
+        with suppress(ValueError, OverflowError, OSError):  # not a date, or outside the clock's range
+            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+    seconds = max(0.0, seconds) if math.isfinite(seconds) else 0.0
     if status == 429:  # in other answers RateLimit only says when the next window begins
         seconds = max([seconds, *(limit.reset_seconds for limit in read_limits(headers) if not limit.left)])
     return min(seconds, LONGEST_REQUESTED_SECONDS)
@@ -209,15 +213,3 @@ def requested_wait_seconds(headers: Mapping[str, str], status: int) -> float:
 def what_raises_limit() -> str:
     """Return the advice for an exhausted quota."""
     return "a PRO account has a higher limit" if get_token() else "with HF_TOKEN the limit is higher"
-
-
-def _retry_after(text: str) -> float:
-    """Parse a number of seconds or a date; 0 for anything else."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-        except (ValueError, OverflowError, OSError):  # not a date, or outside the clock's range
-            return 0.0
-    return max(0.0, seconds) if math.isfinite(seconds) else 0.0

@@ -28,6 +28,7 @@ from fineweb_shards.storage.hub_environment import check_token, proxy_for
 from fineweb_shards.storage.hub_errors import (
     LONGEST_REQUESTED_SECONDS,
     host_of,
+    httpx,
     is_hub,
     read_limits,
     request_error,
@@ -36,7 +37,6 @@ from fineweb_shards.storage.hub_errors import (
     what_raises_limit,
     what_to_check,
 )
-from fineweb_shards.storage.hub_httpx import httpx
 from fineweb_shards.storage.place import TRANSIENT_STATUSES
 from fineweb_shards.system.retry import Clock, Retrier, TransientError
 from fineweb_shards.system.shared_memory import SharedValue
@@ -95,7 +95,6 @@ def _kind_of(url: str) -> str:
 
 
 def _state_of(value: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return one quota's entry in the shared value."""
     known, unknown = value.get(kind), {"left": 0, "until": 0.0, "quota": 0, "window": 0}
     if not isinstance(known, dict) or known.keys() != unknown.keys():
         known = value[kind] = unknown
