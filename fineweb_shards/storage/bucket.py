@@ -84,7 +84,6 @@ class Bucket(Connection):
         return partial(Bucket, str(self.address), refusal=self.refusal, conditions=self._conditions)
 
     def reopened(self, observer: Observer | None) -> Bucket:
-        """Return a copy with another observer."""
         return self._make(self.retrier.max_outage_seconds, observer)
 
     def hurried(self, max_outage_seconds: float, longest_answer_seconds: float) -> Bucket:
@@ -353,13 +352,10 @@ class WebServer(Bucket):
 
 
 def open_remote(url: str, max_outage_seconds: float = 3600, observer: Observer | None = None) -> Bucket:
-    """Open the bucket or web server of an address."""
     return (WebServer if is_web(url) else Bucket)(url, max_outage_seconds, observer)
 
 
 class WebPlace(BucketPlace):
-    """Files on web servers."""
-
     def _find(self, file: InputFile) -> tuple[Bucket, ObjectInfo]:
         server = WebServer(file.path, self.max_outage_seconds, self.retrier.observer)
         return server, ObjectInfo(parse_address(file.path).prefix, file.size_bytes, file.content_hash, 0.0)

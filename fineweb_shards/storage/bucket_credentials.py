@@ -33,7 +33,6 @@ _process: int | None = None  # the first to use obstore; a forked process inheri
 
 
 def get_store(address: BucketAddress, *, for_upload: bool = False) -> ObjectStore:
-    """Return this process's store for a bucket."""
     global _process
     check_not_forked(address)
     key = (address.scheme, address.bucket, for_upload)

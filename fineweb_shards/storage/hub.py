@@ -208,13 +208,11 @@ class HubPlace(Place):
         open_session(self.retrier, self._quota)
 
     def reopened(self, observer: Observer | None) -> HubPlace:
-        """Return the same place with no file open, but with the known addresses."""
         place = HubPlace(self.hub, self.max_outage_seconds, observer or self.retrier.observer)
         place._book = self._book
         return place
 
     def find(self, file: InputFile) -> RemoteFile:
-        """Return the file to fetch ranges from."""
         with self._lock:
             if file.path not in self._files:
                 hub = self._dataset
@@ -274,7 +272,6 @@ class HubOnDiskPlace(LocalPlace):
             Path(path + _PARTIAL_ENDING).unlink(missing_ok=True)
 
     def _wait_for(self, file: InputFile) -> None:
-        """Wait for a download, and raise its error."""
         self.expect([file])
         self._begun[file.path].result()
 

@@ -104,7 +104,6 @@ def _translate(error: BaseException, what: str) -> TransientError | HubError | N
 
 
 def status_error(url: str, status: int, headers: Mapping[str, str]) -> TransientError:
-    """Make the error for an answer with a transient status."""
     reason, advice = ("rate limit (429)", what_raises_limit()) if status == 429 else (f"status {status}", "")
     return TransientError(f"{host_of(url)}: {reason}", requested_wait_seconds(headers, status), advice)
 
@@ -188,7 +187,6 @@ class Limit:
 
 
 def read_limits(headers: Mapping[str, str]) -> list[Limit]:
-    """Return the limits in the headers of an answer."""
     policies = {kind: (int(q), float(w)) for kind, q, w in _POLICY.findall(headers.get("RateLimit-Policy", ""))}
     return [
         Limit(kind, int(left), min(float(reset), LONGEST_REQUESTED_SECONDS), *policies.get(kind, (0, 0.0)))
@@ -211,5 +209,4 @@ def requested_wait_seconds(headers: Mapping[str, str], status: int) -> float:
 
 
 def what_raises_limit() -> str:
-    """Return the advice for an exhausted quota."""
     return "a PRO account has a higher limit" if get_token() else "with HF_TOKEN the limit is higher"

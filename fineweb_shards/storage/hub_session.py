@@ -71,7 +71,6 @@ class Quota:
             state["left"] = max(0, state["left"] - 1)
 
     def learn(self, url: str, status: int, headers: Mapping[str, str]) -> None:
-        """Record the quotas in an answer."""
         kind, now = _kind_of(url), self._clock.now()
         wait = requested_wait_seconds(headers, status) if status == 429 else 0.0
         limits = [limit for limit in read_limits(headers) if limit.kind == kind]
@@ -187,7 +186,6 @@ def send_get(
 
 @cache
 def _connections(proxy: str | None) -> urllib3.PoolManager:
-    """Return this process's connection pool, through a proxy or not."""
     trust = httpx.create_ssl_context()
     if proxy is None:
         return urllib3.PoolManager(maxsize=_KEPT_CONNECTIONS, ssl_context=trust)

@@ -76,7 +76,7 @@ def plan_deletion(store: Store, layout: Layout) -> tuple[Mapping[str, int], list
     if work.is_symlink():
         raise OutputError(f"{work}: this is a link to another folder.", "Delete it yourself, or choose another --out.")
     found = sorted(work.iterdir()) if work.is_dir() else []
-    files = store.all_named_bytes([*sorted(ours), *([FILE_NAME] if manifest else [])])
+    files = store.named_bytes([*sorted(ours), *([FILE_NAME] if manifest else [])])
     return files, [path for path in found if not is_lock_name(path.name)]
 
 
@@ -89,11 +89,10 @@ def _describe_deletion(store: Store, files: Mapping[str, int], work: Iterable[Pa
                 count += 1
                 with contextlib.suppress(FileNotFoundError):  # another program removed it meanwhile
                     size_bytes += below.lstat().st_size
-    what = f"{show_number_of(len(files), 'file')} in {store.location}"
-    if count:
-        what += f" and {count:,} in its {WORK_FOLDER}"
+    also = f" and {count:,} in its {WORK_FOLDER}" if count else ""
     named = _name_some([PurePosixPath(name).name for name in files])
-    return f"{what}, {show_bytes(size_bytes)}" + (f": {named}" if named else "")
+    what = f"{show_number_of(len(files), 'file')} in {store.location}{also}, {show_bytes(size_bytes)}"
+    return f"{what}: {named}" if named else what
 
 
 def our_names(store: Store, manifest: Manifest) -> set[str]:
@@ -180,7 +179,6 @@ def _may_be_in_use(path: Path) -> bool:
 
 
 def list_all_names(store: Store) -> list[str]:
-    """List the names of all files in a store and in its index folder."""
     return [*store.list_names(), *(f"{INDEX_FOLDER}/{name}" for name in store.list_names(INDEX_FOLDER))]
 
 

@@ -63,9 +63,8 @@ class FolderStore(Store):
         folder = self.folder / below
         return os.listdir(folder) if folder.is_dir() else []
 
-    def named_bytes(self, name: str) -> int | None:
-        path = self.folder / name
-        return path.lstat().st_size if os.path.lexists(path) else None
+    def named_bytes(self, names: Iterable[str]) -> dict[str, int]:
+        return {name: (self.folder / name).lstat().st_size for name in names if os.path.lexists(self.folder / name)}
 
     def is_locked(self) -> bool:
         return is_locked(self.folder)

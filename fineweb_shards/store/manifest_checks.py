@@ -40,7 +40,6 @@ def check_settings_kinds(settings: dict[str, Any]) -> None:
 
 
 def check_part_settings(settings: dict[str, Any]) -> None:
-    """Check the settings of one part."""
     for name in ("weight", "epochs"):
         if settings.get(name) is not None and get(settings, name, int) < 1:
             raise ValueError(f"{name} is below 1")

@@ -43,7 +43,6 @@ class _ListText:
         self._texts: list[_Text] = []
 
     def update(self, items: Sequence[ShardRecord | InputPart]) -> _Text:
-        """Return the text of the list."""
         if self._items != list(items[: len(self._items)]):  # quick, because most are the same objects
             self._items, self._texts = [], []
         self._texts += [_Text.of(_to_json(item), depth=2) for item in items[len(self._items) :]]
@@ -108,7 +107,6 @@ def _to_json(item: ShardRecord | InputPart | PileState) -> dict[str, Any]:
 
 
 def save_manifest(manifest: Manifest, store: Store) -> None:
-    """Replace the store's manifest durably."""
     ManifestFile(store).save(manifest)
 
 

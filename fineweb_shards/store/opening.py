@@ -48,7 +48,7 @@ def open_store_to_read(
     bucket = Bucket(location, max_outage_seconds, observer, refusal=refusal)
     store = BucketStore(bucket, Path(temporary.name))
     weakref.finalize(store, temporary.cleanup)
-    store.fetch()
+    store.refresh()
     return store
 
 
@@ -90,7 +90,6 @@ def missing_manifest_error(store: Store) -> OutputError:
 
 
 def cache_home() -> Path:
-    """Return this program's folder among the user's caches."""
     return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "fineweb-shards"
 
 

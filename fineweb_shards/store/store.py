@@ -60,7 +60,6 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The end of the segment in the finished file."""
         return self.offset + self.size_bytes
 
 
@@ -121,12 +120,8 @@ class Store(ABC):
         """Return the names of all finished files directly in the store, or in its folder `below`."""
 
     @abstractmethod
-    def named_bytes(self, name: str) -> int | None:
-        """Return the size of the object with this final name; None if there is none."""
-
-    def all_named_bytes(self, names: Iterable[str]) -> dict[str, int]:
-        """Return many sizes at once; missing files are left out."""
-        return {name: size for name in names if (size := self.named_bytes(name)) is not None}
+    def named_bytes(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the sizes of the files with these final names; missing ones are left out."""
 
     @abstractmethod
     def is_locked(self) -> bool:
@@ -201,8 +196,6 @@ class Store(ABC):
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """The format and location of the output."""
-
     store: Store
     layout: Layout
     vocabulary: Vocabulary
