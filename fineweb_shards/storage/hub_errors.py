@@ -91,7 +91,7 @@ def _translate(error: BaseException, what: str) -> TransientError | HubError | N
             url = constants.ENDPOINT
         return request_error(url, error)
     if isinstance(error, (ConnectionError, TimeoutError)):
-        return TransientError(f"{hub_host()}: {_reason(error)}")
+        return TransientError(f"{hub_host()}: the connection broke ({type(error).__name__})")
     if isinstance(error, FileMetadataError):
         return TransientError(f"{hub_host()}: an answer without a file's size or hash")
     # huggingface_hub's error for a body that is too short, and any error of xet. Only the traceback shows that a
@@ -128,7 +128,8 @@ def request_error(url: str, error: Exception) -> TransientError | HubError:
         cause = cause.__cause__ or cause.__context__ or wrapped
     if isinstance(error, (httpx.ProxyError, urllib3.exceptions.ProxyError)) and "407" in str(error):
         return HubError(f"{where}: the proxy asks for a password (407).", "Write it into HTTPS_PROXY.")
-    reason = _reason(error)
+    name = type(error).__name__
+    reason = _REASONS.get(name, f"the connection broke ({name})")
     advice = what_to_check(url) if reason in _NOT_THE_HUB or proxy else ""
     return TransientError(f"{where}: {reason}", advice=advice)
 
@@ -158,11 +159,6 @@ def hub_host() -> str:
 def short_name(url: str) -> str:
     """Return the path of a URL, without host, query and signature."""
     return re.sub(r"^https?://[^/]+/", "", url).split("?")[0]
-
-
-def _reason(error: BaseException) -> str:
-    name = type(error).__name__
-    return _REASONS.get(name, f"the connection broke ({name})")
 
 
 # Rate limits in a server's headers

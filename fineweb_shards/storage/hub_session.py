@@ -58,27 +58,25 @@ class Quota:
 
     def take(self, url: str) -> None:
         """Count a request about to be sent; TransientError if it must wait for the next window."""
-        kind, host = _kind_of(url), urlsplit(url).netloc
         now = self._clock.now()
         with self._shared.changing() as value:
-            state = _state_of(value, kind)
+            _, state = _state_of(value, url)
             wait = state["until"] - now
             if 0 < wait <= LONGEST_REQUESTED_SECONDS and state["left"] <= 0:
                 seconds = wait + random.uniform(0, min(_SPREAD_SECONDS, wait))
-                raise TransientError(f"{host}: the rate limit is used up", seconds, what_raises_limit())
+                raise TransientError(f"{host_of(url)}: the rate limit is used up", seconds, what_raises_limit())
             if wait <= 0 and state["quota"]:  # a new window
                 state |= {"left": state["quota"], "until": now + state["window"]}
             state["left"] = max(0, state["left"] - 1)
 
     def learn(self, url: str, status: int, headers: Mapping[str, str]) -> None:
-        kind, now = _kind_of(url), self._clock.now()
         wait = requested_wait_seconds(headers, status) if status == 429 else 0.0
-        limits = [limit for limit in read_limits(headers) if limit.kind == kind]
+        limits, now = read_limits(headers), self._clock.now()
         if not limits and not wait:
             return
         with self._shared.changing() as value:
-            state = _state_of(value, kind)
-            for limit in limits:
+            kind, state = _state_of(value, url)
+            for limit in (limit for limit in limits if limit.kind == kind):
                 until = now + limit.reset_seconds
                 same = abs(until - state["until"]) < _SAME_WINDOW_SECONDS
                 # Within a window it only decreases: answers arrive in any order, and other requests are in flight.
@@ -89,15 +87,13 @@ class Quota:
                 state |= {"left": 0, "until": now + wait}
 
 
-def _kind_of(url: str) -> str:
-    return "resolvers" if "/resolve/" in urlsplit(url).path else "api"
-
-
-def _state_of(value: dict[str, Any], kind: str) -> dict[str, Any]:
+def _state_of(value: dict[str, Any], url: str) -> tuple[str, dict[str, Any]]:
+    """Return the kind of quota that a request counts towards, and its entry in the shared value."""
+    kind = "resolvers" if "/resolve/" in urlsplit(url).path else "api"
     known, unknown = value.get(kind), {"left": 0, "until": 0.0, "quota": 0, "window": 0}
     if not isinstance(known, dict) or known.keys() != unknown.keys():
         known = value[kind] = unknown
-    return known
+    return kind, known
 
 
 ANSWER_SECONDS = 30.0
@@ -130,9 +126,9 @@ class HubSession(httpx.Client):
         # streamed body.
         names = ("/resolve/", "/api/datasets/", "/api/models/")
         about_files = options.get("stream") or any(name in request.url.path for name in names)
-        if not about_files or not isinstance(request.stream, httpx.ByteStream):
-            return super().send(request, **options)
-        return self._hub_retrier.call(partial(self._send_once, request, options))
+        if about_files and isinstance(request.stream, httpx.ByteStream):
+            return self._hub_retrier.call(partial(self._send_once, request, options))
+        return super().send(request, **options)
 
     def _send_once(self, request: httpx.Request, options: dict[str, Any]) -> httpx.Response:
         url = str(request.url)
@@ -194,10 +190,8 @@ def _connections(proxy: str | None) -> urllib3.PoolManager:
         try:
             from urllib3.contrib.socks import SOCKSProxyManager
         except ImportError:
-            raise HubError(
-                "The proxy in the environment can't be used: SOCKS needs the package PySocks.",
-                f"Install it: {install_command('PySocks')}",
-            ) from None
+            problem = "The proxy in the environment can't be used: SOCKS needs the package PySocks."
+            raise HubError(problem, f"Install it: {install_command('PySocks')}") from None
         return SOCKSProxyManager(proxy, maxsize=_KEPT_CONNECTIONS, ssl_context=trust)
     password = unquote(parts.netloc.rpartition("@")[0])
     headers = make_headers(proxy_basic_auth=password) if password else None

@@ -8,6 +8,7 @@ the leftovers of a killed one that no run will use again.
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import sys
 import time
@@ -126,15 +127,13 @@ def _is_whole(store: Store, manifest: Manifest, name: str) -> bool:
     """Return whether a file is a shard that a killed run had renamed but not yet recorded: it has its final name, and
     the length and header of a shard."""
     layout, shard_format = manifest.layout, manifest.shard_format
-    try:
+    with contextlib.suppress(OSError):
         found = store.find(name)
         tokens, odd = shard_format.tokens_in(found.size_bytes if found else 0)
         fits = layout.one_file or tokens <= manifest.settings["shard_tokens"]
-        if found is None or not found.named or odd or tokens <= 0 or not fits:
-            return False
-        return store.read_range(found, 0, layout.header_bytes) == shard_format.header(tokens)
-    except OSError:
-        return False
+        if found is not None and found.named and not odd and tokens > 0 and fits:
+            return store.read_range(found, 0, layout.header_bytes) == shard_format.header(tokens)
+    return False
 
 
 def _name_some(names: list[str]) -> str:
@@ -173,8 +172,7 @@ def tidy_finished(store: Store, manifest: Manifest) -> None:
 
 def _may_be_in_use(path: Path) -> bool:
     """Return whether a temporary file is recent and from `write_quickly` (named by process and thread)."""
-    numbers = path.name.split(".")[-3:-1]
-    quick = len(numbers) == 2 and all(number.isdecimal() for number in numbers)
+    quick = re.search(r"\.\d+\.\d+\.tmp$", path.name) is not None
     return quick and time.time() - path.stat().st_mtime < _SURELY_UNUSED_SECONDS
 
 

@@ -341,11 +341,8 @@ def _vocabulary_from_json(manifest: dict[str, Any], work_folder: Path) -> Vocabu
 
 
 def _check(manifest: Manifest) -> None:
-    checks.check_settings_kinds(manifest.settings)
-    for part in manifest.parts:
-        checks.check_part_settings(part.settings)
-    files = [part.files for part in manifest.parts]
-    checks.check_files(files)
+    checks.check_settings(manifest.settings, [part.settings for part in manifest.parts])
+    checks.check_files([part.files for part in manifest.parts])
     for name, version in manifest.versions.items():
         expect(f"the version of {name}", version, str)
     try:
