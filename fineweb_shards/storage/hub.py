@@ -33,15 +33,17 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, LocationValueErro
 from fineweb_shards.errors import ChangedError, HubError
 from fineweb_shards.events import Observer
 from fineweb_shards.storage.hub_environment import is_git_hash
-from fineweb_shards.storage.hub_errors import (
+from fineweb_shards.storage.hub_session import (
+    Quota,
     host_of,
     is_hub,
+    open_session,
     request_error,
+    send_get,
     short_name,
     status_error,
     translated_errors,
 )
-from fineweb_shards.storage.hub_session import Quota, open_session, send_get
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import (
     TRANSIENT_STATUSES,
