@@ -28,8 +28,7 @@ from urllib.parse import unquote
 from fineweb_shards.errors import InputError, ShardError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.storage.bucket_address import WEB_SCHEMES, BucketAddress
-from fineweb_shards.storage.bucket_credentials import SETTINGS
-from fineweb_shards.storage.bucket_errors import ConflictError, MissingError, Refusal
+from fineweb_shards.storage.bucket_client import SETTINGS, ConflictError, MissingError, Refusal
 from fineweb_shards.storage.bucket_requests import (
     DOES_NOT_HOLD,
     Conditions,

@@ -21,8 +21,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fineweb_shards.errors import ChangedError, NetworkError, ShardError
 from fineweb_shards.events import Event
 from fineweb_shards.storage.bucket_address import WEB_SCHEMES, BucketAddress
-from fineweb_shards.storage.bucket_credentials import get_store, note_answer
-from fineweb_shards.storage.bucket_errors import AnswerError, MissingError, PreconditionError, translate
+from fineweb_shards.storage.bucket_client import (
+    AnswerError,
+    MissingError,
+    PreconditionError,
+    get_store,
+    note_answer,
+    translate,
+)
 from fineweb_shards.storage.place import plain_etag
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.own_files import SMALL_BYTES, WORK_FOLDER
@@ -219,10 +225,8 @@ class Connection:
             self.call(name, obstore.delete, answers=(MissingError,))
 
 
-# Testing how a store handles conditional writes and ranges, before anything depends on it
-#
-# S3-compatible stores differ in both without saying so. Two writes show how a store treats conditions: it must accept
-# one whose condition holds, and refuse one whose condition doesn't.
+# Testing how a store handles conditional writes and ranges, before anything depends on it. It must accept a write whose
+# condition holds, and refuse one whose condition doesn't.
 
 # In the work folder, so that a leftover of a killed run is recognized as ours.
 PROBE_PREFIX = f"{WORK_FOLDER}/probe-"

@@ -30,7 +30,7 @@ from typing import Self
 from fineweb_shards.errors import LockedError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.storage.bucket_errors import ConflictError
+from fineweb_shards.storage.bucket_client import ConflictError
 from fineweb_shards.storage.bucket_requests import PROBE_PREFIX, Version
 from fineweb_shards.storage.place import plain_etag
 from fineweb_shards.system.background import in_background
