@@ -63,7 +63,6 @@ class _FoundObjects(FoundFile):
 class BucketStore(Store):
     """A folder of a bucket, and its scratch folder on this machine."""
 
-    grows_in_place: ClassVar[bool] = False
     is_remote: ClassVar[bool] = True
 
     def __init__(self, bucket: Bucket, scratch: Path) -> None:
@@ -79,16 +78,6 @@ class BucketStore(Store):
     @property
     def location(self) -> str:
         return str(self._bucket.address)
-
-    @property
-    def name(self) -> str:
-        return self.location.rpartition("/")[2]
-
-    def is_same(self, other: Store) -> bool:
-        return isinstance(other, BucketStore) and other.location == self.location
-
-    def has_inside(self, path: str) -> bool:
-        return path.rpartition("/")[0] == self.location
 
     # For readers
 
@@ -317,9 +306,8 @@ def _judge(name: str, named: ObjectInfo | None, parts: _Parts) -> FoundFile | No
     pieces = tuple(_cover(named, parts))
     end = pieces[-1].end if pieces else 0
     if named is not None and named.size_bytes >= end:
-        whole = (_Piece(0, named.size_bytes, named),)
-        return _FoundObjects(name, named.size_bytes, True, "" if parts else named.etag, whole)
-    return _FoundObjects(name, end, False, "", pieces) if pieces else None
+        return _FoundObjects(name, named.size_bytes, True, (_Piece(0, named.size_bytes, named),))
+    return _FoundObjects(name, end, False, pieces) if pieces else None
 
 
 def _read_pieces(bucket: Bucket, pieces: Iterable[_Piece], begin: int, end: int) -> bytes:

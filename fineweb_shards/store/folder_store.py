@@ -29,22 +29,11 @@ class FolderStore(Store):
     """A folder that all processes of a run can see."""
 
     folder: Path
-    grows_in_place: ClassVar[bool] = True
     is_remote: ClassVar[bool] = False
 
     @property
     def location(self) -> str:
         return str(self.folder)
-
-    @property
-    def name(self) -> str:
-        return self.folder.resolve().name
-
-    def is_same(self, other: Store) -> bool:
-        return isinstance(other, FolderStore) and other.folder.resolve() == self.folder.resolve()
-
-    def has_inside(self, path: str) -> bool:
-        return Path(path).parent.resolve() == self.folder.resolve()
 
     def find(self, name: str) -> FoundFile | None:
         path = find_file(self.folder, name)

@@ -186,10 +186,7 @@ class Manifest:
         weights = [part.settings.get("weight") for part in self.parts]
         if None in weights or "exported_from" in self.settings:
             return None
-        return MixRule(
-            tuple(weight for weight in weights if weight is not None),
-            until_all=self.settings.get("mix_until") == ALL_EXHAUSTED,
-        )
+        return MixRule(tuple(filter(None, weights)), until_all=self.settings.get("mix_until") == ALL_EXHAUSTED)
 
     @property
     def taken(self) -> tuple[Taken, ...]:

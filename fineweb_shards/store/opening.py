@@ -74,8 +74,7 @@ def missing_manifest_error(store: Store) -> OutputError:
     folder, work = store.folder, store.folder / WORK_FOLDER
     what = f"nothing is built here: there is no {FILE_NAME}"
     if not folder.is_dir():
-        missing = "no such folder: nothing was built there"
-        what = "this is a file, not a folder" if folder.exists() else missing
+        what = "this is a file, not a folder" if folder.exists() else "no such folder: nothing was built there"
         hint = "Name the folder that was the --out of a `build`."
     elif work.is_dir() and (not store.is_remote or any(work.iterdir())):
         what = f"nothing is built here yet: no run has saved its first {FILE_NAME}"
@@ -84,8 +83,7 @@ def missing_manifest_error(store: Store) -> OutputError:
         what += " among its files"
         hint = "Name the folder that was the --out of a build, not its input."
     else:
-        out = shlex.quote(store.location)
-        hint = f"Build something first: fineweb-shards build --input PATH --out {out}"
+        hint = f"Build something first: fineweb-shards build --input PATH --out {shlex.quote(store.location)}"
     return OutputError(f"{store.location}: {what}.", hint)
 
 

@@ -32,7 +32,6 @@ class FoundFile:
     name: str
     size_bytes: int
     named: bool
-    etag: str = ""  # changes with the content; empty if the store has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,7 @@ class Segment:
 class Store(ABC):
     """The finished files of an output, by name. Can be sent to other processes."""
 
-    grows_in_place: ClassVar[bool]  # all segments of a file are written to the same file
-    is_remote: ClassVar[bool]  # finished files are not in a folder
+    is_remote: ClassVar[bool]  # finished files are not in a folder, and not all segments of one are written to one file
     folder: Path  # on this machine
     run_id: str = ""  # marks this run's manifests, if the store replaces them by compare-and-set
 
@@ -77,17 +75,18 @@ class Store(ABC):
         """Where the files are, for people."""
 
     @property
-    @abstractmethod
+    def identity(self) -> str:
+        """The location, without links; two stores with the same one have the same files."""
+        return self.location if self.is_remote else os.path.realpath(self.folder)
+
+    @property
     def name(self) -> str:
         """The last component of the location."""
+        return Path(self.identity).name
 
-    @abstractmethod
-    def is_same(self, other: Store) -> bool:
-        """Return whether another store has the same files."""
-
-    @abstractmethod
     def has_inside(self, path: str) -> bool:
         """Return whether a path or address is directly in the store."""
+        return self.identity == (path.rpartition("/")[0] if self.is_remote else os.path.realpath(Path(path).parent))
 
     # For readers
 
