@@ -286,7 +286,7 @@ class UploadFile:
 
 
 class BucketPlace(Place):
-    """Input objects in buckets. The ETag ties every range to the object that was listed; nothing is cached."""
+    """Input in buckets and on web servers. The ETag ties ranges to the object that was listed; nothing is cached."""
 
     is_remote = True
 
@@ -299,10 +299,11 @@ class BucketPlace(Place):
         return bucket.open(info.name, info)
 
     def _find(self, file: InputFile) -> tuple[Bucket, ObjectInfo]:
-        """Return an object's bucket, and its metadata from the listing."""
+        """Return an object's bucket or web server, and its metadata from the listing."""
         scheme, _, rest = file.path.partition("://")
         name, _, key = rest.partition("/")
-        bucket = Bucket(f"{scheme}://{name}", self.max_outage_seconds, self.retrier.observer)
+        url, key = (file.path, parse_address(file.path).prefix) if is_web(file.path) else (f"{scheme}://{name}", key)
+        bucket = open_remote(url, self.max_outage_seconds, self.retrier.observer)
         return bucket, ObjectInfo(key, file.size_bytes, file.content_hash, 0.0)
 
 
@@ -352,9 +353,3 @@ class WebServer(Bucket):
 
 def open_remote(url: str, max_outage_seconds: float = 3600, observer: Observer | None = None) -> Bucket:
     return (WebServer if is_web(url) else Bucket)(url, max_outage_seconds, observer)
-
-
-class WebPlace(BucketPlace):
-    def _find(self, file: InputFile) -> tuple[Bucket, ObjectInfo]:
-        server = WebServer(file.path, self.max_outage_seconds, self.retrier.observer)
-        return server, ObjectInfo(parse_address(file.path).prefix, file.size_bytes, file.content_hash, 0.0)

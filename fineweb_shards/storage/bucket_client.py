@@ -66,7 +66,7 @@ def note_answer(address: BucketAddress) -> None:
 
 def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
     from obstore.exceptions import BaseError
-    from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+    from obstore.store import from_url
 
     client: dict[str, Any] = {
         "allow_http": True,  # only if the endpoint says http
@@ -77,9 +77,6 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
         client["read_timeout"] = f"{STALL_SECONDS}s"
     retries = {"max_retries": _PART_RETRIES if for_upload else 0}
     options: dict[str, Any] = {"client_options": client, "retry_config": retries}
-    if address.scheme in WEB_SCHEMES:
-        return HTTPStore.from_url(str(address), **options)
-    kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     if address.scheme == "s3":
         options |= _aws_options() | {"disable_bulk_delete": True}  # not every S3-compatible store supports it
     if address.scheme == "az":  # variables of the Azure tools
@@ -90,14 +87,13 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
     endpoints = {name: os.environ.get(name) for name in (*_AWS_ENDPOINTS, *_AZURE_ENDPOINTS)}
     endpoints["endpoint_url of the AWS profile"] = options.get("endpoint")
     for name, value in endpoints.items():
-        if value and not re.match(r"https?://[^/@\s]+(/|$)", value):
+        if address.scheme not in WEB_SCHEMES and value and not re.match(r"https?://[^/@\s]+(/|$)", value):
             raise UsageError(f"{name} is not a web address.", "Write it like https://host or http://host:port.")
     try:
-        store: ObjectStore = kinds[address.scheme](address.bucket, **options)
+        return from_url(f"{address.scheme}://{address.bucket}", **options)
     except (BaseError, ValueError):  # its message may quote the environment
         problem = "the settings in the environment can't be used"
         raise UsageError(f"{address}: {problem}.", SETTINGS[address.scheme]) from None
-    return store
 
 
 # Where the settings of each store come from.
@@ -133,20 +129,16 @@ def _aws_options() -> dict[str, Any]:
     name = asked or "default"
     config = os.path.expanduser(os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"))
     credentials = os.path.expanduser(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
-    in_config = name if name == "default" else f"profile {name}"
-    found: list[dict[str, str]] = []
-    for path, section in ((config, in_config), (credentials, name)):
-        parser = configparser.RawConfigParser()
-        try:
-            parser.read(path)
-        except (OSError, UnicodeDecodeError, configparser.Error):
-            # The parser's own message quotes lines of the file, which hold keys.
-            raise UsageError(f"{path}: these AWS profiles can't be read.", "Repair the file.") from None
-        if parser.has_section(section):
-            found.append(dict(parser.items(section)))
-    if asked and not found:
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read([config, credentials])
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        # The parser's own message quotes lines of the file, which hold keys.
+        raise UsageError(f"{config} or {credentials}: the AWS profiles can't be read.", "Repair the file.") from None
+    sections = [section for section in (f"profile {name}", name) if parser.has_section(section)]
+    if asked and not sections:
         raise UsageError(f"AWS_PROFILE is {name}, but there is no such profile.", f"Look into {config}.")
-    profile = {key: value for settings in found for key, value in settings.items()}
+    profile = {key: value for section in sections for key, value in parser.items(section)}
     options = _unless_set(("AWS_REGION", "AWS_DEFAULT_REGION"), "region", profile.get("region"))
     options |= _unless_set(_AWS_ENDPOINTS, "endpoint", profile.get("endpoint_url"))
     if os.environ.get("AWS_ACCESS_KEY_ID"):

@@ -93,11 +93,6 @@ class RemoteFile:
     _asking: Lock = field(default_factory=Lock)  # held during a request to the hub, as long as an outage lasts
     _lock: Lock = field(default_factory=Lock)  # held only briefly
 
-    @property
-    def address(self) -> str:
-        """The address of the bytes, requested from the hub if not yet known."""
-        return self.retrier.call(self._find)
-
     def learn(self, url: str) -> None:
         """Take over an address that another process has requested."""
         with self._lock:
@@ -107,8 +102,8 @@ class RemoteFile:
     def fetch(self, start: int, stop: int) -> memoryview:
         return self.retrier.call(partial(self._fetch_once, start, stop))
 
-    def _find(self) -> str:
-        """Return the address of the bytes; ChangedError if the hub reports another ETag twice."""
+    def find_address(self) -> str:
+        """Return the address of the bytes, asking the hub once; ChangedError if it reports another ETag twice."""
         if known := self.book.get(self.url):
             return known
         with self._asking:
@@ -124,7 +119,7 @@ class RemoteFile:
         raise ChangedError(f"{name}: the file on the hub was {self.content_hash} and is {found.etag}.")
 
     def _fetch_once(self, start: int, stop: int) -> memoryview:
-        address = self._find()
+        address = self.find_address()
         try:
             with translated_errors(self.url):
                 return self._get(address, start, stop)
@@ -170,8 +165,8 @@ class RemoteFile:
         # Probably an expired signature or the wrong host; if not, asking the hub again will tell.
         if status != 206 or headers.get("Content-Range") != f"bytes {start}-{stop - 1}/{self.size_bytes}":
             raise _BadAddressError(f"{host}: status {status} for a range of {name}")
-        # A CDN has ETags of its own, which can only be compared with each other; `_find` has compared the hub's with
-        # the listing.
+        # A CDN has ETags of its own, which can only be compared with each other; `find_address` has compared the hub's
+        # with the listing.
         etag = plain_etag(headers.get("ETag"))
         known = self.content_hash if is_hub(url) else self._etags.setdefault(url, etag)
         if etag != known:
@@ -233,7 +228,7 @@ class HubPlace(Place):
         return open_in_order(self.find(file).fetch, file.size_bytes)
 
     def address_of(self, file: InputFile) -> str | None:
-        return self.find(file).address
+        return self.retrier.call(self.find(file).find_address)
 
 
 class HubOnDiskPlace(LocalPlace):

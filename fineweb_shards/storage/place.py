@@ -229,7 +229,7 @@ PLACES = {
     HUB: "hub.HubPlace",
     HUB_ON_DISK: "hub.HubOnDiskPlace",
     BUCKET: "bucket.BucketPlace",
-    WEB: "bucket.WebPlace",
+    WEB: "bucket.BucketPlace",
     SCRATCH: "local.ScratchPlace",
 }
 
