@@ -243,9 +243,6 @@ class BucketStore(Store):
         self._bucket.reopened(observer).upload(temporary, name)
         temporary.unlink()
 
-    def leftovers(self, names: Iterable[str]) -> list[Path]:
-        return list((self.folder / WORK_FOLDER).glob("*.tmp"))
-
     def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
         unrecorded: list[str] = []
         for file, parts in _group_parts(self._bucket.list(_PARTS_FOLDER)).items():
@@ -260,9 +257,6 @@ class BucketStore(Store):
 
     def remove_work_copies(self) -> None:
         self._mirror.remove()
-
-    def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
-        return min(total_bytes, shards_at_once * shard_bytes)
 
     def _list_parts(self, file: str) -> _Parts:
         return _group_parts(self._bucket.list(f"{_PARTS_FOLDER}/{file}"))[file]

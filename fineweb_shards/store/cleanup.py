@@ -21,7 +21,7 @@ from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.sidecar import INDEX_FOLDER
 from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER
 from fineweb_shards.store.manifest import FILE_NAME, Manifest, load_manifest
-from fineweb_shards.store.shard_files import list_files
+from fineweb_shards.store.shard_files import growing_path, list_files
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import is_lock_name, output_errors
@@ -144,9 +144,10 @@ def _name_some(names: list[str]) -> str:
 def remove_leftovers(store: Store, manifest: Manifest) -> None:
     """Remove temporary files that `manifest` has no use for. The caller must hold the store's lock."""
     recorded = {file.name: file.end_bytes for file in list_files(manifest.shards)}
+    needed = {growing_path(store.folder / name) for name in recorded}
     with output_errors(store.folder):
-        for path in store.leftovers(recorded):
-            if path.is_file() and not _may_be_in_use(path):
+        for path in (store.folder / WORK_FOLDER).glob("*.tmp"):
+            if path not in needed and path.is_file() and not _may_be_in_use(path):
                 path.unlink()
         store.remove_unrecorded(recorded)
 

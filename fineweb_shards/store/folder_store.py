@@ -122,10 +122,3 @@ class FolderStore(Store):
         if path.parent != self.folder:
             refuse_link(path.parent)
         return path
-
-    def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
-        return total_bytes
-
-    def leftovers(self, names: Iterable[str]) -> list[Path]:
-        needed = {growing_path(self.folder / name) for name in names}
-        return [path for path in (self.folder / WORK_FOLDER).glob("*.tmp") if path not in needed]

@@ -178,14 +178,6 @@ class Store(ABC):
     def add_file(self, temporary: Path, name: str, observer: Observer) -> None:
         """Store a small file durably and atomically. Callable in any process. Raises OSError."""
 
-    @abstractmethod
-    def leftovers(self, names: Iterable[str]) -> list[Path]:
-        """Return the unfinished files in the work folder, except those with these names."""
-
-    @abstractmethod
-    def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
-        """Return the space needed on this machine for `total_bytes` of output with `shards_at_once` in progress."""
-
     def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
         """Remove remote parts of unfinished files, except for the recorded bytes of each name."""
 
