@@ -19,7 +19,7 @@ from fineweb_shards.errors import BadFileError, HubError
 from fineweb_shards.formats.base import decode_text, first_line
 from fineweb_shards.formats.columns import outer_name
 from fineweb_shards.formats.jsonl import JsonLinesFormat
-from fineweb_shards.storage.hub_errors import hub_host, translated_errors
+from fineweb_shards.storage.hub_session import hub_host, translated_errors
 from fineweb_shards.storage.place import InputFile
 from fineweb_shards.system.retry import TransientError
 from fineweb_shards.system.shared_memory import SharedBytes

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from fineweb_shards.errors import DamageError, DiskFullError, InputError
 from fineweb_shards.reading.token_file import TokenFile
 from fineweb_shards.reading.verify import fetch_range
-from fineweb_shards.storage.bucket_credentials import check_not_forked
+from fineweb_shards.storage.bucket_client import check_not_forked
 from fineweb_shards.store.opening import cache_home
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.background import in_background

@@ -251,7 +251,8 @@ def file_before(file: TokenFile) -> TokenFile | None:
     # The last is torchtitan's, whose training file is just called tokens.bin.
     for name in (f"{stem}{before}", f"{stem.replace('train', 'val')}{before}", f"val_{path.stem}"):
         previous = f"{name}{path.suffix}"
-        if name != path.stem and file.folder.store.named_bytes(previous) is not None:
+        found = file.folder.store.find(previous) if name != path.stem else None
+        if found is not None and found.named:
             return open_file_in(file.folder, previous)
     return None
 

@@ -276,7 +276,7 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
         spec,
         Cluster(job.config.ray_address, budget.workers, store_bytes, observer),
         out=job.output.store.location,
-        shared_folder=job.output.store.grows_in_place,
+        shared_folder=not job.output.store.is_remote,
         scratch=job.config.pile_folder.parent.parent if job.config.has_own_pile_folder else None,
         window_bytes=budget.window_bytes,
         most_tasks=job.config.workers,

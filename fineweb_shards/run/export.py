@@ -170,7 +170,7 @@ def export(
     """Copy the tokens, or the rest of them, into another folder and layout, as `config` requests. `progress` is updated
     in addition to the bar in a terminal."""
     spec = job.spec
-    if any(spec.store.is_same(source.store) for source in job.sources):
+    if any(spec.store.identity == source.store.identity for source in job.sources):
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
     if not spec.store.is_remote:
         load_manifest(spec.folder)  # refuses a folder of another program before anything is written into it

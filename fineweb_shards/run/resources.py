@@ -149,7 +149,9 @@ def find_needs(spec: OutputSpec, pile_folder: Path, rest: Rest) -> list[DiskNeed
     """Return what is needed on the disk of the output and, if the piles are on another disk, on that one."""
     size_bytes, piles = spec.shard_format.size_bytes, rest.piles
     shard, at_once = size_bytes(spec.shard_tokens), shards_at_once(rest.workers)
-    shards = spec.store.scratch_bytes(size_bytes(max(0, rest.tokens - rest.done_tokens)), shard, at_once)
+    shards = size_bytes(max(0, rest.tokens - rest.done_tokens))
+    if spec.store.is_remote:  # only what is in progress is on this machine
+        shards = min(shards, at_once * shard)
     if piles is None:
         return [DiskNeed(spec.folder, shards, 0, free_disk_bytes(spec.folder))]
     left = 0

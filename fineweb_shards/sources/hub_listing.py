@@ -28,8 +28,7 @@ from fineweb_shards.formats.text_samples import SAMPLE_BYTES
 from fineweb_shards.sources.discovery import Search, choose_paths
 from fineweb_shards.sources.hub_files import ListedFile, Listing
 from fineweb_shards.storage.hub import RemoteFile
-from fineweb_shards.storage.hub_errors import hub_host, translated_errors
-from fineweb_shards.storage.hub_session import Quota, open_session
+from fineweb_shards.storage.hub_session import Quota, hub_host, open_session, translated_errors
 from fineweb_shards.storage.streams import DamagedStreamError, GzipUnpacker
 from fineweb_shards.system.retry import Retrier, TransientError
 

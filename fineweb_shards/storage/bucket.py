@@ -28,8 +28,7 @@ from urllib.parse import unquote
 from fineweb_shards.errors import InputError, ShardError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.storage.bucket_address import WEB_SCHEMES, BucketAddress
-from fineweb_shards.storage.bucket_credentials import SETTINGS
-from fineweb_shards.storage.bucket_errors import ConflictError, MissingError, Refusal
+from fineweb_shards.storage.bucket_client import SETTINGS, ConflictError, MissingError, Refusal
 from fineweb_shards.storage.bucket_requests import (
     DOES_NOT_HOLD,
     Conditions,
@@ -70,24 +69,21 @@ class Bucket(Connection):
         if importlib.util.find_spec("obstore") is None:
             hint = f"Install it: {install_command('obstore')}"
             raise UsageError(f"{self.address}: object stores and web servers need the package obstore.", hint)
-        self._max_outage_seconds = max_outage_seconds
         self._conditions = conditions  # None: not known yet
 
     @staticmethod
     def parse(url: str) -> BucketAddress:
-        """Parse the address; UsageError if it is not valid."""
         return BucketAddress.parse(url)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._make, (self._max_outage_seconds,)
+        return self._make, (self.retrier.max_outage_seconds,)
 
     @property
     def _make(self) -> partial[Bucket]:
         return partial(Bucket, str(self.address), refusal=self.refusal, conditions=self._conditions)
 
     def reopened(self, observer: Observer | None) -> Bucket:
-        """Return a copy with another observer."""
-        return self._make(self._max_outage_seconds, observer)
+        return self._make(self.retrier.max_outage_seconds, observer)
 
     def hurried(self, max_outage_seconds: float, longest_answer_seconds: float) -> Bucket:
         """Return a copy that gives up sooner: on an outage, and, without a retry, on a server that doesn't answer."""
@@ -134,7 +130,6 @@ class Bucket(Connection):
         return [self.describe(one) for one in found["objects"]]
 
     def head(self, name: str) -> ObjectInfo | None:
-        """Return an object's metadata; None if it doesn't exist."""
         try:
             return self.describe(self.call(name, _head, answers=(MissingError,)))
         except MissingError:
@@ -189,9 +184,7 @@ class Bucket(Connection):
             return self.upload_file(file, os.fstat(file.fileno()).st_size, name)
 
     def upload_file(self, file: BinaryIO, size: int, name: str) -> Version:
-        """Upload an open file of `size` bytes, like `upload`."""
-        send = partial(self._send, file, size)
-        version = self.call(name, send, for_upload=True)
+        version = self.call(name, partial(self._send, file, size), for_upload=True)
         found = self.describe(self.call(name, _head))
         if found.size_bytes != size:
             raise self.refusal(
@@ -214,15 +207,8 @@ class Bucket(Connection):
         file.seek(0)
         source = UploadFile(file, size_bytes)
         part_bytes, parts_at_once = plan_parts(size_bytes)
-        upload = partial(
-            obstore.put,
-            store,
-            key,
-            cast(BinaryIO, source),  # obstore only calls read, seek and tell
-            chunk_size=part_bytes,
-            max_concurrency=parts_at_once,
-        )
-        uploaded = in_background(upload)
+        put = partial(obstore.put, chunk_size=part_bytes, max_concurrency=parts_at_once)
+        uploaded = in_background(partial(put, store, key, cast(BinaryIO, source)))  # it only calls read, seek and tell
         observer, is_told = self.retrier.observer, False
         try:
             while futures.wait([uploaded], _LOOK_SECONDS).not_done:
@@ -300,24 +286,24 @@ class UploadFile:
 
 
 class BucketPlace(Place):
-    """Input objects in buckets. The ETag ties every range to the object that was listed; nothing is cached."""
+    """Input in buckets and on web servers. The ETag ties ranges to the object that was listed; nothing is cached."""
 
     is_remote = True
 
     def open(self, file: InputFile, address: str | None = None) -> ByteSource:
         bucket, info = self._find(file)
-        fetch = partial(bucket.fetch, info.name, info.etag)
-        return ByteSource(fetch, info.size_bytes)
+        return ByteSource(partial(bucket.fetch, info.name, info.etag), info.size_bytes)
 
     def stream(self, file: InputFile) -> BinaryIO:
         bucket, info = self._find(file)
         return bucket.open(info.name, info)
 
     def _find(self, file: InputFile) -> tuple[Bucket, ObjectInfo]:
-        """Return an object's bucket, and its metadata from the listing."""
+        """Return an object's bucket or web server, and its metadata from the listing."""
         scheme, _, rest = file.path.partition("://")
         name, _, key = rest.partition("/")
-        bucket = Bucket(f"{scheme}://{name}", self.max_outage_seconds, self.retrier.observer)
+        url, key = (file.path, parse_address(file.path).prefix) if is_web(file.path) else (f"{scheme}://{name}", key)
+        bucket = open_remote(url, self.max_outage_seconds, self.retrier.observer)
         return bucket, ObjectInfo(key, file.size_bytes, file.content_hash, 0.0)
 
 
@@ -326,7 +312,6 @@ _ADDRESS = re.compile(r"(https?)://([^/?#@]+)/([^?#]+)", re.IGNORECASE)
 
 
 def is_web(text: str) -> bool:
-    """Tell whether an input is on a web server."""
     return text.lower().startswith(tuple(f"{scheme}://" for scheme in WEB_SCHEMES))
 
 
@@ -356,23 +341,15 @@ class WebServer(Bucket):
 
     def head(self, name: str) -> ObjectInfo | None:
         """Return a file's metadata, after a test that the server sends ranges of it; None if there is no such file."""
-        info = super().head(name)
-        if info is not None and not info.etag and not info.modified_seconds:
+        if (info := super().head(name)) is None:
+            return None
+        if not info.etag and not info.modified_seconds:
             problem = "the server gives neither an ETag nor a date for this file, so a change would go unnoticed"
             raise InputError(f"{self.address.child(name)}: {problem}.", SETTINGS[self.address.scheme])
-        if info is not None and info.size_bytes:
+        if info.size_bytes:
             self.fetch(name, content_hash(info), 0, 1)
         return info
 
 
 def open_remote(url: str, max_outage_seconds: float = 3600, observer: Observer | None = None) -> Bucket:
-    """Open the bucket or web server of an address."""
     return (WebServer if is_web(url) else Bucket)(url, max_outage_seconds, observer)
-
-
-class WebPlace(BucketPlace):
-    """Files on web servers."""
-
-    def _find(self, file: InputFile) -> tuple[Bucket, ObjectInfo]:
-        server = WebServer(file.path, self.max_outage_seconds, self.retrier.observer)
-        return server, ObjectInfo(parse_address(file.path).prefix, file.size_bytes, file.content_hash, 0.0)

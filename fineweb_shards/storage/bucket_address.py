@@ -52,7 +52,6 @@ class BucketAddress:
 
     @classmethod
     def parse(cls, url: str) -> BucketAddress:
-        """Parse an address; UsageError if it is not valid."""
         found = _URL.match(url)
         scheme = found[1].lower() if found else ""
         if scheme not in SCHEMES:
@@ -75,7 +74,6 @@ class BucketAddress:
         return cls(scheme, bucket, prefix)
 
     def child(self, name: str) -> BucketAddress:
-        """Return the address of an object or folder in this one."""
         return replace(self, prefix=self.key(name))
 
     def key(self, name: str) -> str:

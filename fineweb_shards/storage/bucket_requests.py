@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fineweb_shards.errors import ChangedError, NetworkError, ShardError
 from fineweb_shards.events import Event
 from fineweb_shards.storage.bucket_address import WEB_SCHEMES, BucketAddress
-from fineweb_shards.storage.bucket_credentials import get_store, note_answer
-from fineweb_shards.storage.bucket_errors import (
+from fineweb_shards.storage.bucket_client import (
     AnswerError,
     MissingError,
     PreconditionError,
-    UnconditionalError,
+    get_store,
+    note_answer,
     translate,
 )
 from fineweb_shards.storage.place import plain_etag
@@ -76,15 +76,11 @@ class Version:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Version:
-        """Return the version in obstore's answer."""
         return cls(answer["e_tag"], answer["version"])
 
 
 class Connection:
-    """Sends requests about a folder in a bucket. Threads may share it.
-
-    `refusal` is the class of permanent errors: OutputError for a bucket that is written.
-    """
+    """Sends requests about a folder in a bucket; `refusal` is the class of permanent errors. Threads may share it."""
 
     def __init__(self, address: BucketAddress, retrier: Retrier, refusal: type[ShardError]) -> None:
         self.address = address
@@ -93,23 +89,26 @@ class Connection:
         self.longest_answer_seconds: float | None = None  # a limit below the client's own timeout
 
     def call(
-        self,
-        name: str,
-        action: Callable[[ObjectStore, str], Result],
-        *,
-        answers: Answers = (),
-        for_upload: bool = False,
+        self, name: str, action: Callable[[ObjectStore, str], Result], answers: Answers = (), for_upload: bool = False
     ) -> Result:
         """Call `action` with the store and an object's key, and return its result. Refusals that the caller expects
         (`answers`) are raised unchanged, all others as errors for the user."""
         key = self.address.key(name)
 
         def attempt() -> Result:
-            store = get_store(self.address, for_upload=for_upload)
+            store, longest = get_store(self.address, for_upload=for_upload), self.longest_answer_seconds
             from obstore.exceptions import BaseError
 
             try:
-                result = self._call_interruptibly(partial(action, store, key))
+                if longest is None and threading.current_thread() is not threading.main_thread():
+                    result = action(store, key)
+                else:
+                    # In the background: inside obstore Python can't handle signals, so that in the main thread a silent
+                    # server would block Ctrl-C.
+                    future = in_background(partial(action, store, key))
+                    if futures.wait([future], longest).not_done:
+                        raise NetworkError(f"{self.address}: no answer within {show_seconds(longest or 0)}.")
+                    result = future.result()
             except (BaseError, FileNotFoundError) as error:  # FileNotFoundError: a missing object
                 raise translate(error, self.address, name, self.refusal) from None
             note_answer(self.address)
@@ -121,18 +120,6 @@ class Connection:
             if isinstance(answer, answers):
                 raise
             raise answer.refusal from None
-
-    def _call_interruptibly(self, action: Callable[[], Result]) -> Result:
-        """Call a function of obstore; from the main thread, in the background: inside obstore Python can't handle
-        signals, so a silent server would block Ctrl-C."""
-        longest = self.longest_answer_seconds
-        if longest is None and threading.current_thread() is not threading.main_thread():
-            return action()
-        future = in_background(action)
-        if futures.wait([future], longest).not_done:
-            assert longest is not None
-            raise NetworkError(f"{self.address}: no answer within {show_seconds(longest)}.")
-        return future.result()
 
     def read(self, name: str, most_bytes: int = SMALL_BYTES) -> tuple[bytes, Version] | None:
         """Return a small object and its version; None if it doesn't exist. `refusal` for one over `most_bytes`."""
@@ -185,9 +172,8 @@ class Connection:
             if is_web and content_hash(self.describe(answer.meta)) != etag:
                 raise changed
             if (found := answer.meta["size"]) < end:
-                raise self.refusal(
-                    f"{url}: it has only {found:,} of the {end:,} bytes that are needed.", "Check the object."
-                )
+                problem = f"it has only {found:,} of the {end:,} bytes that are needed"
+                raise self.refusal(f"{url}: {problem}.", "Check the object.")
             received = 0
             for chunk in answer.stream(_CHUNK_BYTES):
                 if received + len(chunk) > size:
@@ -204,7 +190,6 @@ class Connection:
             raise changed from None
 
     def describe(self, found: Any) -> ObjectInfo:
-        """Convert obstore's metadata."""
         etag, modified = plain_etag(found["e_tag"]), found["last_modified"].timestamp()
         return ObjectInfo(self.address.name_of(found["path"]), found["size"], etag, modified)
 
@@ -231,26 +216,21 @@ class Connection:
             return found[1]  # the write succeeded, but its answer was lost
 
     def overwrite(self, name: str, data: bytes) -> Version:
-        """Write a small object unconditionally."""
         return self.put(name, data, "overwrite", answers=())
 
     def delete_one(self, name: str) -> None:
-        """Delete an object; a missing one is ignored."""
         import obstore
 
         with contextlib.suppress(MissingError):
             self.call(name, obstore.delete, answers=(MissingError,))
 
 
-# Testing how a store handles conditional writes and ranges, before anything depends on it
-#
-# S3-compatible stores differ in both without saying so. Two writes show how a store treats conditions: it must accept
-# one whose condition holds, and refuse one whose condition doesn't.
+# Testing how a store handles conditional writes and ranges, before anything depends on it. It must accept a write whose
+# condition holds, and refuse one whose condition doesn't.
 
 # In the work folder, so that a leftover of a killed run is recognized as ours.
 PROBE_PREFIX = f"{WORK_FOLDER}/probe-"
 _IMPOSSIBLE = Version('"00000000000000000000000000000000"', None)
-_ANSWERS = (PreconditionError, MissingError, UnconditionalError)
 
 
 class Conditions(Enum):
@@ -277,7 +257,17 @@ def probe_store(connection: Connection) -> Conditions:
     created = _try_to_put(connection, name, "create")
     try:
         conditions = _find_conditions(connection, name, created)
-        _check_ranges(connection, name)
+        data = secrets.token_bytes(8)
+        version = connection.overwrite(name, data)
+        try:
+            is_right = connection.fetch(name, plain_etag(version.etag), 2, 5) == data[2:5]
+        except ChangedError:  # although the store has just given this ETag
+            is_right = False
+        if not is_right:
+            raise connection.refusal(  # noqa: TRY301
+                f"{connection.address}: the store does not return the right bytes for a range of an object.",
+                "Check the address and any proxy on the way, or use another server.",
+            )
     except connection.refusal:  # not after an outage, which this would wait for again
         _delete_probe(connection, name)
         raise
@@ -299,29 +289,14 @@ def _find_conditions(connection: Connection, name: str, created: Version | None)
 def _try_to_put(connection: Connection, name: str, mode: PutMode) -> Version | None:
     """Write new content conditionally; None if the store refuses."""
     try:
-        return connection.put(name, secrets.token_bytes(8), mode, _ANSWERS)
-    except _ANSWERS:
+        return connection.put(name, secrets.token_bytes(8), mode, (AnswerError,))
+    except AnswerError:
         return None
-
-
-def _check_ranges(connection: Connection, name: str) -> None:
-    data = secrets.token_bytes(8)
-    version = connection.overwrite(name, data)
-    try:
-        is_right = connection.fetch(name, plain_etag(version.etag), 2, 5) == data[2:5]
-    except ChangedError:  # although the store has just given this ETag
-        is_right = False
-    if not is_right:
-        raise connection.refusal(
-            f"{connection.address}: the store does not return the right bytes for a range of an object.",
-            "Check the address and any proxy on the way, or use another server.",
-        )
 
 
 def _delete_probe(connection: Connection, name: str) -> None:
     try:
         connection.delete_one(name)
-    except connection.refusal as error:
-        # A bucket that forbids deleting is still fit for writing.
-        url = connection.address.child(name)
-        connection.retrier.observer.tell(Event("note", f"{url} is left over: {error}"))
+    except connection.refusal as error:  # a bucket that forbids deleting is still fit for writing
+        text = f"{connection.address.child(name)} is left over: {error}"
+        connection.retrier.observer.tell(Event("note", text))

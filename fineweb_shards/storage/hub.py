@@ -33,15 +33,17 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, LocationValueErro
 from fineweb_shards.errors import ChangedError, HubError
 from fineweb_shards.events import Observer
 from fineweb_shards.storage.hub_environment import is_git_hash
-from fineweb_shards.storage.hub_errors import (
+from fineweb_shards.storage.hub_session import (
+    Quota,
     host_of,
     is_hub,
+    open_session,
     request_error,
+    send_get,
     short_name,
     status_error,
     translated_errors,
 )
-from fineweb_shards.storage.hub_session import Quota, open_session, send_get
 from fineweb_shards.storage.local import LocalPlace
 from fineweb_shards.storage.place import (
     TRANSIENT_STATUSES,
@@ -91,11 +93,6 @@ class RemoteFile:
     _asking: Lock = field(default_factory=Lock)  # held during a request to the hub, as long as an outage lasts
     _lock: Lock = field(default_factory=Lock)  # held only briefly
 
-    @property
-    def address(self) -> str:
-        """The address of the bytes, requested from the hub if not yet known."""
-        return self.retrier.call(self._find)
-
     def learn(self, url: str) -> None:
         """Take over an address that another process has requested."""
         with self._lock:
@@ -103,11 +100,10 @@ class RemoteFile:
                 self.book.setdefault(self.url, url)
 
     def fetch(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of a range, with retries."""
         return self.retrier.call(partial(self._fetch_once, start, stop))
 
-    def _find(self) -> str:
-        """Return the address of the bytes; ChangedError if the hub reports another ETag twice."""
+    def find_address(self) -> str:
+        """Return the address of the bytes, asking the hub once; ChangedError if it reports another ETag twice."""
         if known := self.book.get(self.url):
             return known
         with self._asking:
@@ -123,7 +119,7 @@ class RemoteFile:
         raise ChangedError(f"{name}: the file on the hub was {self.content_hash} and is {found.etag}.")
 
     def _fetch_once(self, start: int, stop: int) -> memoryview:
-        address = self._find()
+        address = self.find_address()
         try:
             with translated_errors(self.url):
                 return self._get(address, start, stop)
@@ -136,10 +132,8 @@ class RemoteFile:
 
     def _get(self, url: str, start: int, stop: int) -> memoryview:
         on_hub = is_hub(url)
-        headers = build_hf_headers(token=None if on_hub else False) | {
-            "Range": f"bytes={start}-{stop - 1}",
-            "Accept-Encoding": "identity",
-        }
+        requested = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        headers = build_hf_headers(token=None if on_hub else False) | requested
         quota = self.quota if on_hub else None
         if quota is not None:
             quota.take(url)
@@ -171,8 +165,8 @@ class RemoteFile:
         # Probably an expired signature or the wrong host; if not, asking the hub again will tell.
         if status != 206 or headers.get("Content-Range") != f"bytes {start}-{stop - 1}/{self.size_bytes}":
             raise _BadAddressError(f"{host}: status {status} for a range of {name}")
-        # A CDN has ETags of its own, which can only be compared with each other; `_find` has compared the hub's with
-        # the listing.
+        # A CDN has ETags of its own, which can only be compared with each other; `find_address` has compared the hub's
+        # with the listing.
         etag = plain_etag(headers.get("ETag"))
         known = self.content_hash if is_hub(url) else self._etags.setdefault(url, etag)
         if etag != known:
@@ -200,9 +194,7 @@ class HubPlace(Place):
 
     is_remote = True
 
-    def __init__(
-        self, hub: HubRef | None = None, max_outage_seconds: int = 0, observer: Observer | None = None
-    ) -> None:
+    def __init__(self, hub: HubRef | None, max_outage_seconds: int = 0, observer: Observer | None = None) -> None:
         super().__init__(hub, max_outage_seconds, observer)
         assert hub is not None, "files on the hub belong to a dataset"
         self._dataset = hub
@@ -213,20 +205,17 @@ class HubPlace(Place):
         open_session(self.retrier, self._quota)
 
     def reopened(self, observer: Observer | None) -> HubPlace:
-        """Return the same place with no file open, but with the known addresses."""
         place = HubPlace(self.hub, self.max_outage_seconds, observer or self.retrier.observer)
         place._book = self._book
         return place
 
     def find(self, file: InputFile) -> RemoteFile:
-        """Return the file to fetch ranges from."""
         with self._lock:
             if file.path not in self._files:
                 hub = self._dataset
                 url = hf_hub_url(hub.dataset, file.name, repo_type="dataset", revision=hub.commit)
-                self._files[file.path] = RemoteFile(
-                    url, file.size_bytes, file.content_hash, self.retrier, self._quota, self._book
-                )
+                facts = (url, file.size_bytes, file.content_hash)
+                self._files[file.path] = RemoteFile(*facts, self.retrier, self._quota, self._book)
             return self._files[file.path]
 
     def open(self, file: InputFile, address: str | None = None) -> ByteSource:
@@ -239,15 +228,13 @@ class HubPlace(Place):
         return open_in_order(self.find(file).fetch, file.size_bytes)
 
     def address_of(self, file: InputFile) -> str | None:
-        return self.find(file).address
+        return self.retrier.call(self.find(file).find_address)
 
 
 class HubOnDiskPlace(LocalPlace):
     """Files on the hub, downloaded whole to this machine, in the order in which they will be needed."""
 
-    def __init__(
-        self, hub: HubRef | None = None, max_outage_seconds: int = 0, observer: Observer | None = None
-    ) -> None:
+    def __init__(self, hub: HubRef | None, max_outage_seconds: int = 0, observer: Observer | None = None) -> None:
         super().__init__(hub, max_outage_seconds, observer)
         self._remote = HubPlace(hub, max_outage_seconds, observer)
         self._begun: dict[str, Future[None]] = {}
@@ -282,7 +269,6 @@ class HubOnDiskPlace(LocalPlace):
             Path(path + _PARTIAL_ENDING).unlink(missing_ok=True)
 
     def _wait_for(self, file: InputFile) -> None:
-        """Wait for a download, and raise its error."""
         self.expect([file])
         self._begun[file.path].result()
 
@@ -293,18 +279,16 @@ class HubOnDiskPlace(LocalPlace):
         path = Path(file.path)
         if file.path in self._released:  # the run ended before it reached this file
             return
-        if is_plain_file(path) and path.stat().st_size == file.size_bytes:
-            return
-        disk = Disk(path.parent, self.max_outage_seconds, self.retrier.observer)
-        self.retrier.call(partial(_download_once, file, self._remote, disk))
+        if not (is_plain_file(path) and path.stat().st_size == file.size_bytes):
+            disk = Disk(path.parent, self.max_outage_seconds, self.retrier.observer)
+            self.retrier.call(partial(_download_once, file, self._remote, disk))
 
 
 def _download_once(file: InputFile, remote: HubPlace, disk: Disk) -> None:
     path, size = Path(file.path), file.size_bytes
     partial_path = path.with_name(path.name + _PARTIAL_ENDING)
     if is_git_hash(file.content_hash):  # served by the hub itself, which limits requests: one block
-        digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-        block_bytes = size
+        digest, block_bytes = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), size
     else:
         digest = hashlib.sha256()
         block_bytes = min(max(size // _FEWEST_BLOCKS, _SMALLEST_BLOCK_BYTES), _LARGEST_BLOCK_BYTES)
@@ -356,9 +340,9 @@ def fetch_model_file(repository: str, revision: str, names: Sequence[str], retri
             with translated_errors(f"model {repository}"):
                 try:
                     return Path(hf_hub_download(repository, name, revision=revision or None))
-                except LocalEntryNotFoundError:  # an outage, although it is an EntryNotFoundError
-                    raise
-                except EntryNotFoundError:
+                except EntryNotFoundError as error:
+                    if isinstance(error, LocalEntryNotFoundError):  # an outage
+                        raise
                     return None
 
         path = retrier.call(fetch)

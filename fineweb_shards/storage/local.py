@@ -118,10 +118,8 @@ class Pipe:
         self._unread = self.head
 
     def read(self, size: int) -> bytes:
-        if self._unread:
-            data, self._unread = self._unread, b""
-            return data
-        return self._read(size)
+        data, self._unread = self._unread, b""
+        return data or self._read(size)
 
     def _read(self, size: int) -> bytes:
         if self._ended:
@@ -130,13 +128,15 @@ class Pipe:
             data = os.read(self._descriptor, size)
         except OSError as error:  # not a BadFileError, which could be skipped: the next attempt may succeed
             raise InputError(f"--input {self._path}: {error.strerror}.", "Run it again.") from error
-        is_marked = self.has_end_mark and self._descriptor == 0
-        self._ended = data.endswith(END_MARK) if is_marked else not data
-        if is_marked and not data:
-            raise InputError("The process that sends the documents ended before their end.", "Run it again.")
+        if self.has_end_mark and self._descriptor == 0:
+            if not data:
+                raise InputError("The process that sends the documents ended before their end.", "Run it again.")
+            self._ended = data.endswith(END_MARK)
+            return data.removesuffix(END_MARK)
+        self._ended = not data
         if self._ended and self._descriptor != 0:
             os.close(self._descriptor)
-        return data.removesuffix(END_MARK) if is_marked else data
+        return data
 
 
 @cache

@@ -45,7 +45,6 @@ class ByteSource(io.RawIOBase):
 
     @property
     def size_bytes(self) -> int:
-        """The number of bytes in the file."""
         return self._size_bytes
 
     def prefetch(self, start: int, stop: int) -> None:
@@ -54,7 +53,6 @@ class ByteSource(io.RawIOBase):
             self._ahead[start, stop] = in_background(partial(self._fetch, start, stop))
 
     def forget_before(self, position: int) -> None:
-        """Drop ranges that end before `position`."""
         for start, stop in list(self._ahead):
             if stop <= position:
                 del self._ahead[start, stop]
@@ -76,7 +74,6 @@ class ByteSource(io.RawIOBase):
         return bytes(self.read_range(offset, stop)) if offset < stop else b""
 
     def for_arrow(self) -> Any:
-        """Return the file object for pyarrow."""
         return self
 
     # As a file
@@ -176,7 +173,6 @@ class InputFile:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is read over the network."""
         return self.place in (HUB, BUCKET, WEB)
 
     @property
@@ -233,7 +229,7 @@ PLACES = {
     HUB: "hub.HubPlace",
     HUB_ON_DISK: "hub.HubOnDiskPlace",
     BUCKET: "bucket.BucketPlace",
-    WEB: "bucket.WebPlace",
+    WEB: "bucket.BucketPlace",
     SCRATCH: "local.ScratchPlace",
 }
 
@@ -241,13 +237,11 @@ PLACES = {
 def open_place(
     name: str, hub: HubRef | None = None, max_outage_seconds: int = 0, observer: Observer | None = None
 ) -> Place:
-    """Return the place of that name, for this process."""
     found: type[Place] = resolve_name(f"{__package__}.{PLACES[name]}")
     return found(hub, max_outage_seconds, observer)
 
 
 def read_error(file: InputFile, error: OSError) -> BadFileError:
-    """Make the error for a file that can't be opened or read."""
     return BadFileError(f"{file.path}: {error.strerror or error}.")
 
 

@@ -228,8 +228,6 @@ class GzipUnpacker:
 
 
 class ZstdUnpacker:
-    """Reads a zstd file frame by frame, with pyarrow."""
-
     def __init__(self, open_packed: OpenPacked) -> None:
         self._open_packed = open_packed
         self._stream: Any = pa.CompressedInputStream(open_packed(), "zstd")

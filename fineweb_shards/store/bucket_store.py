@@ -63,7 +63,6 @@ class _FoundObjects(FoundFile):
 class BucketStore(Store):
     """A folder of a bucket, and its scratch folder on this machine."""
 
-    grows_in_place: ClassVar[bool] = False
     is_remote: ClassVar[bool] = True
 
     def __init__(self, bucket: Bucket, scratch: Path) -> None:
@@ -80,22 +79,7 @@ class BucketStore(Store):
     def location(self) -> str:
         return str(self._bucket.address)
 
-    @property
-    def name(self) -> str:
-        return self.location.rpartition("/")[2]
-
-    def is_same(self, other: Store) -> bool:
-        return isinstance(other, BucketStore) and other.location == self.location
-
-    def has_inside(self, path: str) -> bool:
-        return path.rpartition("/")[0] == self.location
-
     # For readers
-
-    def fetch(self) -> None:
-        """Copy the manifest and the small files of the work folder to this machine."""
-        self._fetch_manifest()
-        self._mirror.pull()
 
     def _fetch_manifest(self) -> None:
         work = self.folder / WORK_FOLDER
@@ -142,11 +126,7 @@ class BucketStore(Store):
     def list_names(self, below: str = "") -> list[str]:
         return [info.name.rpartition("/")[2] for info in self._bucket.list_folder(below)]
 
-    def named_bytes(self, name: str) -> int | None:
-        found = self._bucket.head(name)
-        return None if found is None else found.size_bytes
-
-    def all_named_bytes(self, names: Iterable[str]) -> dict[str, int]:
+    def named_bytes(self, names: Iterable[str]) -> dict[str, int]:
         sizes = {info.name: info.size_bytes for info in self._bucket.list()}  # as in find_all
         return {name: sizes[name] for name in names if name in sizes}
 
@@ -162,7 +142,8 @@ class BucketStore(Store):
         return None if found is None else found[0]
 
     def refresh(self) -> None:
-        found = self._bucket.head(FILE_NAME)
+        """Copy the manifest, if it has changed, and the small files of the work folder to this machine."""
+        found = self._bucket.head(FILE_NAME) if self._version is not None else None
         if found is None or self._version is None or found.etag != plain_etag(self._version.etag):
             self._fetch_manifest()
         self._mirror.pull()
@@ -184,8 +165,7 @@ class BucketStore(Store):
                 text = "this store does not check conditions, so two runs may not notice each other"
                 observer.tell(Event("note", f"note: {self.location}: {text}"))
             lock = BucketLock(self._bucket.reopened(observer), self.folder, self._mirror.push, observer)
-            self._lock = stack.enter_context(lock)
-            self.run_id = lock.run_id
+            self._lock, self.run_id = stack.enter_context(lock), lock.run_id
             self._fetch_manifest()
             self._mirror.pull(only_missing=lock.has_newest_files)
             lock.has_newest_files = True
@@ -263,27 +243,20 @@ class BucketStore(Store):
         self._bucket.reopened(observer).upload(temporary, name)
         temporary.unlink()
 
-    def leftovers(self, names: Iterable[str]) -> list[Path]:
-        return list((self.folder / WORK_FOLDER).glob("*.tmp"))
-
     def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
         unrecorded: list[str] = []
         for file, parts in _group_parts(self._bucket.list(_PARTS_FOLDER)).items():
-            end = recorded.get(file, 0)
-            named = self._bucket.head(file)
+            end, named = recorded.get(file, 0), self._bucket.head(file)
             # A killed run may have completed the file without deleting its parts.
             first = 0 if named is not None and named.size_bytes == end else end
             unrecorded += [info.name for begin, info in parts.items() if begin >= first]
         self._bucket.delete(unrecorded)
-        probes = [one for one in self._bucket.list_folder(WORK_FOLDER) if one.name.startswith(PROBE_PREFIX)]
         oldest = time.time() - _PROBE_SECONDS
+        probes = [one for one in self._bucket.list_folder(WORK_FOLDER) if one.name.startswith(PROBE_PREFIX)]
         self._bucket.delete([one.name for one in probes if one.modified_seconds <= oldest])
 
     def remove_work_copies(self) -> None:
         self._mirror.remove()
-
-    def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
-        return min(total_bytes, shards_at_once * shard_bytes)
 
     def _list_parts(self, file: str) -> _Parts:
         return _group_parts(self._bucket.list(f"{_PARTS_FOLDER}/{file}"))[file]
@@ -327,13 +300,11 @@ def _judge(name: str, named: ObjectInfo | None, parts: _Parts) -> FoundFile | No
     pieces = tuple(_cover(named, parts))
     end = pieces[-1].end if pieces else 0
     if named is not None and named.size_bytes >= end:
-        whole = (_Piece(0, named.size_bytes, named),)
-        return _FoundObjects(name, named.size_bytes, True, "" if parts else named.etag, whole)
-    return _FoundObjects(name, end, False, "", pieces) if pieces else None
+        return _FoundObjects(name, named.size_bytes, True, (_Piece(0, named.size_bytes, named),))
+    return _FoundObjects(name, end, False, pieces) if pieces else None
 
 
 def _read_pieces(bucket: Bucket, pieces: Iterable[_Piece], begin: int, end: int) -> bytes:
-    """Read a range of a file from its pieces."""
     found = []
     for piece in pieces:
         shift = piece.skip - piece.begin

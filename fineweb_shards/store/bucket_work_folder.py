@@ -30,7 +30,7 @@ from typing import Self
 from fineweb_shards.errors import LockedError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.storage.bucket_errors import ConflictError
+from fineweb_shards.storage.bucket_client import ConflictError
 from fineweb_shards.storage.bucket_requests import PROBE_PREFIX, Version
 from fineweb_shards.storage.place import plain_etag
 from fineweb_shards.system.background import in_background
@@ -64,12 +64,8 @@ class BucketLock:
         self._hasty_bucket = bucket.hurried(_LONGEST_BEAT_OUTAGE_SECONDS, _LONGEST_BEAT_ANSWER_SECONDS)
         self._on_beat = on_beat
         self._observer = observer
-        self._holder = {
-            "run": self.run_id,
-            "machine": socket.gethostname(),
-            "scratch": _read_scratch_id(scratch),
-            "process": os.getpid(),
-        }
+        who = {"run": self.run_id, "machine": socket.gethostname(), "process": os.getpid()}
+        self._holder = {**who, "scratch": _read_scratch_id(scratch)}
         # Whether this scratch folder has the newest files, written by this run or a dead one of the same folder.
         self.has_newest_files = False
         self._beats = 0
@@ -97,16 +93,14 @@ class BucketLock:
         try:
             for number in range(1, _MOST_TRIES + 1):
                 if number > 1:
-                    text = f"another run took the lock first; try {number} of {_MOST_TRIES}"
-                    self._observer.set_wait("lock", text)
+                    self._observer.set_wait("lock", f"another run took the lock first; try {number} of {_MOST_TRIES}")
                     time.sleep(_LOOK_SECONDS)
                 found = self._bucket.read(OBJECT_NAME)
                 if found is not None:
                     # A run with the same scratch folder is dead, because this run has locked that folder.
                     is_ours = _read_field(found[0], "scratch") == self._holder["scratch"]
                     self.has_newest_files = is_ours and _read_field(found[0], "newest") is True
-                    if not is_ours:
-                        found = self._wait_for_sign(*found)
+                    found = found if is_ours else self._wait_for_sign(*found)
                 try:
                     version: Version | None = self._write(self._bucket, found[1] if found else None)
                 except ConflictError:
@@ -121,10 +115,8 @@ class BucketLock:
             self._observer.set_wait("lock", None)
         address = self._bucket.address
         raise LockedError(
-            f"{address}: the lock could not be taken in {_MOST_TRIES} tries: each time the store reported that "
-            "another run had written it.",
-            f"Wait for other runs. If there are none, delete {address.child(OBJECT_NAME)} and run the same "
-            "command again.",
+            f"{address}: the lock could not be taken in {_MOST_TRIES} tries: each time another run had written it.",
+            f"Wait for other runs. If there are none, delete {address.child(OBJECT_NAME)} and run the command again.",
         )
 
     def _wait_for_sign(self, content: bytes, version: Version) -> tuple[bytes, Version] | None:
@@ -145,7 +137,6 @@ class BucketLock:
         return content, version
 
     def observe(self, observer: Observer) -> None:
-        """Report to this observer from now on."""
         self._observer = observer
         self._bucket = self._bucket.reopened(observer)
 
@@ -167,8 +158,7 @@ class BucketLock:
     def _write(self, bucket: Bucket, replaces: Version | None) -> Version:
         self._beats += 1
         now = {"beats": self._beats, "written": time.time(), "newest": self.has_newest_files}
-        content = {**self._holder, **now}
-        return bucket.write(OBJECT_NAME, json.dumps(content).encode(), replaces=replaces)
+        return bucket.write(OBJECT_NAME, json.dumps({**self._holder, **now}).encode(), replaces=replaces)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
@@ -271,18 +261,15 @@ class MirroredFiles:
 
     def push(self, bucket: Bucket) -> None:
         """Copy changed files to the bucket; the caller's `bucket` may have shorter timeouts than ours."""
-        for path in sorted(self._folder.iterdir()):
-            if not _is_mirrored(path.name) or not is_plain_file(path):
-                continue
+        for path in filter(is_plain_file, sorted(self._folder.iterdir())):
             state = _state_of(path)
-            if self._states.get(path.name) != state and state[1] <= _LARGEST_BYTES:
+            if _is_mirrored(path.name) and self._states.get(path.name) != state and state[1] <= _LARGEST_BYTES:
                 bucket.overwrite(f"{WORK_FOLDER}/{path.name}", read_file(path, _LARGEST_BYTES))
                 self._states[path.name] = state
 
     def remove(self) -> None:
-        names = [info.name for info in self._bucket.list_folder(WORK_FOLDER)]
-        ours = [(one, one.rpartition("/")[2]) for one in names]
-        self._bucket.delete([one for one, name in ours if _is_mirrored(name) or name in _NOT_COPIED])
+        names = {info.name: info.name.rpartition("/")[2] for info in self._bucket.list_folder(WORK_FOLDER)}
+        self._bucket.delete([key for key, name in names.items() if _is_mirrored(name) or name in _NOT_COPIED])
         self._states.clear()
         self._etags.clear()
 

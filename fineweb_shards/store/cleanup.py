@@ -8,6 +8,7 @@ the leftovers of a killed one that no run will use again.
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import sys
 import time
@@ -20,7 +21,7 @@ from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.sidecar import INDEX_FOLDER
 from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER
 from fineweb_shards.store.manifest import FILE_NAME, Manifest, load_manifest
-from fineweb_shards.store.shard_files import list_files
+from fineweb_shards.store.shard_files import growing_path, list_files
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import is_lock_name, output_errors
@@ -76,7 +77,7 @@ def plan_deletion(store: Store, layout: Layout) -> tuple[Mapping[str, int], list
     if work.is_symlink():
         raise OutputError(f"{work}: this is a link to another folder.", "Delete it yourself, or choose another --out.")
     found = sorted(work.iterdir()) if work.is_dir() else []
-    files = store.all_named_bytes([*sorted(ours), *([FILE_NAME] if manifest else [])])
+    files = store.named_bytes([*sorted(ours), *([FILE_NAME] if manifest else [])])
     return files, [path for path in found if not is_lock_name(path.name)]
 
 
@@ -89,11 +90,10 @@ def _describe_deletion(store: Store, files: Mapping[str, int], work: Iterable[Pa
                 count += 1
                 with contextlib.suppress(FileNotFoundError):  # another program removed it meanwhile
                     size_bytes += below.lstat().st_size
-    what = f"{show_number_of(len(files), 'file')} in {store.location}"
-    if count:
-        what += f" and {count:,} in its {WORK_FOLDER}"
+    also = f" and {count:,} in its {WORK_FOLDER}" if count else ""
     named = _name_some([PurePosixPath(name).name for name in files])
-    return f"{what}, {show_bytes(size_bytes)}" + (f": {named}" if named else "")
+    what = f"{show_number_of(len(files), 'file')} in {store.location}{also}, {show_bytes(size_bytes)}"
+    return f"{what}: {named}" if named else what
 
 
 def our_names(store: Store, manifest: Manifest) -> set[str]:
@@ -127,15 +127,13 @@ def _is_whole(store: Store, manifest: Manifest, name: str) -> bool:
     """Return whether a file is a shard that a killed run had renamed but not yet recorded: it has its final name, and
     the length and header of a shard."""
     layout, shard_format = manifest.layout, manifest.shard_format
-    try:
+    with contextlib.suppress(OSError):
         found = store.find(name)
         tokens, odd = shard_format.tokens_in(found.size_bytes if found else 0)
         fits = layout.one_file or tokens <= manifest.settings["shard_tokens"]
-        if found is None or not found.named or odd or tokens <= 0 or not fits:
-            return False
-        return store.read_range(found, 0, layout.header_bytes) == shard_format.header(tokens)
-    except OSError:
-        return False
+        if found is not None and found.named and not odd and tokens > 0 and fits:
+            return store.read_range(found, 0, layout.header_bytes) == shard_format.header(tokens)
+    return False
 
 
 def _name_some(names: list[str]) -> str:
@@ -146,9 +144,10 @@ def _name_some(names: list[str]) -> str:
 def remove_leftovers(store: Store, manifest: Manifest) -> None:
     """Remove temporary files that `manifest` has no use for. The caller must hold the store's lock."""
     recorded = {file.name: file.end_bytes for file in list_files(manifest.shards)}
+    needed = {growing_path(store.folder / name) for name in recorded}
     with output_errors(store.folder):
-        for path in store.leftovers(recorded):
-            if path.is_file() and not _may_be_in_use(path):
+        for path in (store.folder / WORK_FOLDER).glob("*.tmp"):
+            if path not in needed and path.is_file() and not _may_be_in_use(path):
                 path.unlink()
         store.remove_unrecorded(recorded)
 
@@ -174,13 +173,11 @@ def tidy_finished(store: Store, manifest: Manifest) -> None:
 
 def _may_be_in_use(path: Path) -> bool:
     """Return whether a temporary file is recent and from `write_quickly` (named by process and thread)."""
-    numbers = path.name.split(".")[-3:-1]
-    quick = len(numbers) == 2 and all(number.isdecimal() for number in numbers)
+    quick = re.search(r"\.\d+\.\d+\.tmp$", path.name) is not None
     return quick and time.time() - path.stat().st_mtime < _SURELY_UNUSED_SECONDS
 
 
 def list_all_names(store: Store) -> list[str]:
-    """List the names of all files in a store and in its index folder."""
     return [*store.list_names(), *(f"{INDEX_FOLDER}/{name}" for name in store.list_names(INDEX_FOLDER))]
 
 

@@ -29,22 +29,11 @@ class FolderStore(Store):
     """A folder that all processes of a run can see."""
 
     folder: Path
-    grows_in_place: ClassVar[bool] = True
     is_remote: ClassVar[bool] = False
 
     @property
     def location(self) -> str:
         return str(self.folder)
-
-    @property
-    def name(self) -> str:
-        return self.folder.resolve().name
-
-    def is_same(self, other: Store) -> bool:
-        return isinstance(other, FolderStore) and other.folder.resolve() == self.folder.resolve()
-
-    def has_inside(self, path: str) -> bool:
-        return Path(path).parent.resolve() == self.folder.resolve()
 
     def find(self, name: str) -> FoundFile | None:
         path = find_file(self.folder, name)
@@ -63,9 +52,8 @@ class FolderStore(Store):
         folder = self.folder / below
         return os.listdir(folder) if folder.is_dir() else []
 
-    def named_bytes(self, name: str) -> int | None:
-        path = self.folder / name
-        return path.lstat().st_size if os.path.lexists(path) else None
+    def named_bytes(self, names: Iterable[str]) -> dict[str, int]:
+        return {name: (self.folder / name).lstat().st_size for name in names if os.path.lexists(self.folder / name)}
 
     def is_locked(self) -> bool:
         return is_locked(self.folder)
@@ -134,10 +122,3 @@ class FolderStore(Store):
         if path.parent != self.folder:
             refuse_link(path.parent)
         return path
-
-    def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
-        return total_bytes
-
-    def leftovers(self, names: Iterable[str]) -> list[Path]:
-        needed = {growing_path(self.folder / name) for name in names}
-        return [path for path in (self.folder / WORK_FOLDER).glob("*.tmp") if path not in needed]

@@ -66,7 +66,6 @@ class InputPart:
 
     @property
     def epochs(self) -> int:
-        """How many times its training files are read."""
         return self.settings.get("epochs") or 1
 
     @property
@@ -76,7 +75,6 @@ class InputPart:
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
         if self.settings.get("dataset"):
             return f"{self.settings['dataset']} {self.settings.get('name') or ''}".strip()
         if self.settings.get("folder"):  # of finished shards
@@ -132,7 +130,6 @@ class Manifest:
 
     @property
     def piled_tokens(self) -> int:
-        """The number of tokens that a shuffle's first pass has written."""
         return sum(self.piles.tokens) if self.piles else 0
 
     @property
@@ -189,10 +186,7 @@ class Manifest:
         weights = [part.settings.get("weight") for part in self.parts]
         if None in weights or "exported_from" in self.settings:
             return None
-        return MixRule(
-            tuple(weight for weight in weights if weight is not None),
-            until_all=self.settings.get("mix_until") == ALL_EXHAUSTED,
-        )
+        return MixRule(tuple(filter(None, weights)), until_all=self.settings.get("mix_until") == ALL_EXHAUSTED)
 
     @property
     def taken(self) -> tuple[Taken, ...]:
@@ -208,7 +202,6 @@ class Manifest:
 
     @property
     def format(self) -> int:
-        """The format version to save it in."""
         if self.is_shuffled:
             return _SHUFFLE_FORMAT
         return _MIX_FORMAT if self.mix or any(part.epochs > 1 for part in self.parts) else FORMAT_VERSION
@@ -219,7 +212,6 @@ class Manifest:
 
 
 def divide_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the whole output and those of one part of the input."""
     common = {name: value for name, value in settings.items() if name not in PART_SETTINGS}
     return common, {name: settings[name] for name in PART_SETTINGS if name in settings}
 
@@ -346,12 +338,8 @@ def _vocabulary_from_json(manifest: dict[str, Any], work_folder: Path) -> Vocabu
 
 
 def _check(manifest: Manifest) -> None:
-    """Raise ValueError if the manifest is inconsistent."""
-    checks.check_settings_kinds(manifest.settings)
-    for part in manifest.parts:
-        checks.check_part_settings(part.settings)
-    files = [part.files for part in manifest.parts]
-    checks.check_files(files)
+    checks.check_settings(manifest.settings, [part.settings for part in manifest.parts])
+    checks.check_files([part.files for part in manifest.parts])
     for name, version in manifest.versions.items():
         expect(f"the version of {name}", version, str)
     try:

@@ -25,8 +25,8 @@ _get_place = operator.attrgetter("file", "position", "skip_tokens")
 _get_counts = operator.attrgetter(*(field.name for field in dataclasses.fields(Counts)))
 
 
-def check_settings_kinds(settings: dict[str, Any]) -> None:
-    """Check the settings that the program uses; a resume only compares the others."""
+def check_settings(settings: dict[str, Any], parts: Sequence[dict[str, Any]]) -> None:
+    """Check the settings that the program uses, and those of each part; a resume only compares the others."""
     layout = get(settings, "layout", str)
     if layout not in LAYOUTS:
         raise ValueError(f"the layout {layout!r:.40} is unknown")
@@ -37,12 +37,8 @@ def check_settings_kinds(settings: dict[str, Any]) -> None:
     for name, kind in kinds.items():
         if settings.get(name) is not None and get(settings, name, kind) < 0:
             raise ValueError(f"{name} is negative")
-
-
-def check_part_settings(settings: dict[str, Any]) -> None:
-    """Check the settings of one part."""
-    for name in ("weight", "epochs"):
-        if settings.get(name) is not None and get(settings, name, int) < 1:
+    for part, name in itertools.product(parts, ("weight", "epochs")):
+        if part.get(name) is not None and get(part, name, int) < 1:
             raise ValueError(f"{name} is below 1")
 
 

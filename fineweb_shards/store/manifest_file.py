@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fineweb_shards.errors import OutputError
-from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.store.manifest import FILE_NAME, GPT2_FIELDS, MOST_BYTES, InputPart, Manifest, canonical_json
 from fineweb_shards.store.store import Store
 from fineweb_shards.stream.shuffle import PileState
@@ -43,7 +42,6 @@ class _ListText:
         self._texts: list[_Text] = []
 
     def update(self, items: Sequence[ShardRecord | InputPart]) -> _Text:
-        """Return the text of the list."""
         if self._items != list(items[: len(self._items)]):  # quick, because most are the same objects
             self._items, self._texts = [], []
         self._texts += [_Text.of(_to_json(item), depth=2) for item in items[len(self._items) :]]
@@ -64,16 +62,21 @@ class ManifestFile:
 
     def save(self, manifest: Manifest) -> None:
         """Replace the store's manifest durably."""
-        run_id = self._store.run_id
         effort = {
             "seconds": round(manifest.seconds, 3),
             "tokens_per_second": round(manifest.tokens / max(manifest.seconds, 1e-3)),
             "peak_memory_bytes": manifest.peak_memory_bytes,
-            **({"run": run_id} if run_id else {}),
+            **({"run": self._store.run_id} if self._store.run_id else {}),
         }
+        # What is needed to read tokens and to recognize the vocabulary, without the bytes of its tokens.
+        known = manifest.vocabulary
+        vocabulary: dict[str, Any] = {name: getattr(known, name) for name in ("name", "sha256", "size", "eot")}
+        vocabulary["dtype"] = manifest.shard_format.dtype.name  # that of the files
+        others = {name: getattr(known, name) for name in GPT2_FIELDS}
+        vocabulary |= {name: value for name, value in others.items() if value != GPT2_FIELDS[name]}
         fields = {
             "format": _Text.of(manifest.format),
-            "vocabulary": _Text.of(_vocabulary_to_json(manifest.shard_format)),
+            "vocabulary": _Text.of(vocabulary),
             "settings": _Text.of(manifest.settings),
             "digits": _Text.of(manifest.digits),
             "index": _Text.of(manifest.index),
@@ -108,14 +111,4 @@ def _to_json(item: ShardRecord | InputPart | PileState) -> dict[str, Any]:
 
 
 def save_manifest(manifest: Manifest, store: Store) -> None:
-    """Replace the store's manifest durably."""
     ManifestFile(store).save(manifest)
-
-
-def _vocabulary_to_json(shard_format: ShardFormat) -> dict[str, Any]:
-    """Return the fields needed to read tokens and to recognize the vocabulary, without the bytes of its tokens;
-    `dtype` is that of the files."""
-    values = {name: getattr(shard_format.vocabulary, name) for name in ("name", "sha256", "size", "eot")}
-    others = {name: getattr(shard_format.vocabulary, name) for name in GPT2_FIELDS}
-    changed = {name: value for name, value in others.items() if value != GPT2_FIELDS[name]}
-    return {**values, "dtype": shard_format.dtype.name, **changed}

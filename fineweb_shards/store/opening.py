@@ -48,7 +48,7 @@ def open_store_to_read(
     bucket = Bucket(location, max_outage_seconds, observer, refusal=refusal)
     store = BucketStore(bucket, Path(temporary.name))
     weakref.finalize(store, temporary.cleanup)
-    store.fetch()
+    store.refresh()
     return store
 
 
@@ -74,8 +74,7 @@ def missing_manifest_error(store: Store) -> OutputError:
     folder, work = store.folder, store.folder / WORK_FOLDER
     what = f"nothing is built here: there is no {FILE_NAME}"
     if not folder.is_dir():
-        missing = "no such folder: nothing was built there"
-        what = "this is a file, not a folder" if folder.exists() else missing
+        what = "this is a file, not a folder" if folder.exists() else "no such folder: nothing was built there"
         hint = "Name the folder that was the --out of a `build`."
     elif work.is_dir() and (not store.is_remote or any(work.iterdir())):
         what = f"nothing is built here yet: no run has saved its first {FILE_NAME}"
@@ -84,13 +83,11 @@ def missing_manifest_error(store: Store) -> OutputError:
         what += " among its files"
         hint = "Name the folder that was the --out of a build, not its input."
     else:
-        out = shlex.quote(store.location)
-        hint = f"Build something first: fineweb-shards build --input PATH --out {out}"
+        hint = f"Build something first: fineweb-shards build --input PATH --out {shlex.quote(store.location)}"
     return OutputError(f"{store.location}: {what}.", hint)
 
 
 def cache_home() -> Path:
-    """Return this program's folder among the user's caches."""
     return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "fineweb-shards"
 
 

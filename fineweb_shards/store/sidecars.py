@@ -43,7 +43,6 @@ class FinishedFile:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name and that of the previous file."""
         return (self.name,) if self.previous is None else (self.name, self.previous)
 
 
@@ -63,7 +62,6 @@ def list_finished(store: Store, manifest: Manifest) -> list[FinishedFile]:
 
 
 def with_sidecars(manifest: Manifest, names: Collection[str]) -> set[str]:
-    """Return these names of token files, and the names of their sidecars."""
     return {*names, *(sidecar.name_for(name) for name in names for sidecar in manifest.sidecars)}
 
 
@@ -192,7 +190,6 @@ def _read_ends(files: Collection[FinishedFile], everything: _FoundFiles) -> dict
 
 
 def _find_eots(file: BinaryIO, shard_format: ShardFormat) -> Iterator[Positions]:
-    """Yield the positions of the EOTs block by block, without empty arrays."""
     file.seek(shard_format.header_bytes)
     position = 0
     while data := file.read(_READ_BYTES):

@@ -32,7 +32,6 @@ class FoundFile:
     name: str
     size_bytes: int
     named: bool
-    etag: str = ""  # changes with the content; empty if the store has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +59,13 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The end of the segment in the finished file."""
         return self.offset + self.size_bytes
 
 
 class Store(ABC):
     """The finished files of an output, by name. Can be sent to other processes."""
 
-    grows_in_place: ClassVar[bool]  # all segments of a file are written to the same file
-    is_remote: ClassVar[bool]  # finished files are not in a folder
+    is_remote: ClassVar[bool]  # finished files are not in a folder, and not all segments of one are written to one file
     folder: Path  # on this machine
     run_id: str = ""  # marks this run's manifests, if the store replaces them by compare-and-set
 
@@ -78,17 +75,18 @@ class Store(ABC):
         """Where the files are, for people."""
 
     @property
-    @abstractmethod
+    def identity(self) -> str:
+        """The location, without links; two stores with the same one have the same files."""
+        return self.location if self.is_remote else os.path.realpath(self.folder)
+
+    @property
     def name(self) -> str:
         """The last component of the location."""
+        return Path(self.identity).name
 
-    @abstractmethod
-    def is_same(self, other: Store) -> bool:
-        """Return whether another store has the same files."""
-
-    @abstractmethod
     def has_inside(self, path: str) -> bool:
         """Return whether a path or address is directly in the store."""
+        return self.identity == (path.rpartition("/")[0] if self.is_remote else os.path.realpath(Path(path).parent))
 
     # For readers
 
@@ -121,12 +119,8 @@ class Store(ABC):
         """Return the names of all finished files directly in the store, or in its folder `below`."""
 
     @abstractmethod
-    def named_bytes(self, name: str) -> int | None:
-        """Return the size of the object with this final name; None if there is none."""
-
-    def all_named_bytes(self, names: Iterable[str]) -> dict[str, int]:
-        """Return many sizes at once; missing files are left out."""
-        return {name: size for name in names if (size := self.named_bytes(name)) is not None}
+    def named_bytes(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the sizes of the files with these final names; missing ones are left out."""
 
     @abstractmethod
     def is_locked(self) -> bool:
@@ -184,14 +178,6 @@ class Store(ABC):
     def add_file(self, temporary: Path, name: str, observer: Observer) -> None:
         """Store a small file durably and atomically. Callable in any process. Raises OSError."""
 
-    @abstractmethod
-    def leftovers(self, names: Iterable[str]) -> list[Path]:
-        """Return the unfinished files in the work folder, except those with these names."""
-
-    @abstractmethod
-    def scratch_bytes(self, total_bytes: int, shard_bytes: int, shards_at_once: int) -> int:
-        """Return the space needed on this machine for `total_bytes` of output with `shards_at_once` in progress."""
-
     def remove_unrecorded(self, recorded: Mapping[str, int]) -> None:
         """Remove remote parts of unfinished files, except for the recorded bytes of each name."""
 
@@ -201,8 +187,6 @@ class Store(ABC):
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """The format and location of the output."""
-
     store: Store
     layout: Layout
     vocabulary: Vocabulary

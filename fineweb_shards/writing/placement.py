@@ -150,7 +150,7 @@ class GrowingFile:
             whole=whole,
             header=self.shard_format.header(self.tokens) if whole else b"",
         )
-        if not self.store.grows_in_place:
+        if self.store.is_remote:
             self._part = None
         self._begin, self._documents = self.tokens, 0
         return segment

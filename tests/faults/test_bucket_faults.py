@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.storage import bucket_credentials as stores
+from fineweb_shards.storage import bucket_client as stores
 from tests.support import layout_reference, runs
 from tests.support.bucket_server import Door, Fault, forget_everything, make_bucket, use_small_parts
 from tests.support.bucket_view import BucketView, Watcher, check_finished

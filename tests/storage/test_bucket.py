@@ -21,7 +21,7 @@ from fineweb_shards.errors import ChangedError, InputError, OutputError, UsageEr
 from fineweb_shards.events import Observer
 from fineweb_shards.storage import bucket_requests as ranges
 from fineweb_shards.storage.bucket import Bucket, plan_parts
-from fineweb_shards.storage.bucket_errors import ConflictError
+from fineweb_shards.storage.bucket_client import ConflictError
 from fineweb_shards.storage.bucket_requests import ObjectInfo, Version
 from fineweb_shards.system.shell_commands import install_command
 from tests.support.bucket_server import KEY, SECRET

@@ -17,7 +17,7 @@ import pytest
 from fineweb_shards.errors import InputError, NetworkError, ShardError, UsageError
 from fineweb_shards.storage import bucket as bucket_module
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.storage.bucket_errors import ConflictError
+from fineweb_shards.storage.bucket_client import ConflictError
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import Clock
 from tests.support.bucket_server import KEY, SECRET, TOKEN, Door, Fault, forget_everything, free_port
@@ -306,7 +306,7 @@ def test_no_credentials_are_said(bucket_url: str, door: Door, monkeypatch: pytes
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://169.254.0.1:1")
-    monkeypatch.setattr("fineweb_shards.storage.bucket_credentials.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("fineweb_shards.storage.bucket_client.CONNECT_SECONDS", 1)
     forget_everything(monkeypatch)
     with pytest.raises(InputError, match="no credentials were found") as caught:
         Bucket(bucket_url, 60).read("x")

@@ -10,7 +10,7 @@ import pytest
 
 from fineweb_shards.errors import ChangedError, InputError, NetworkError, UsageError
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.storage.bucket_errors import ConflictError
+from fineweb_shards.storage.bucket_client import ConflictError
 from fineweb_shards.storage.bucket_requests import Version
 from tests.support.bucket_server import forget_everything
 

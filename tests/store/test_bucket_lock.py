@@ -14,7 +14,7 @@ import pytest
 
 from fineweb_shards.errors import LockedError, OutputError
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.storage.bucket_errors import ConflictError
+from fineweb_shards.storage.bucket_client import ConflictError
 from fineweb_shards.store import bucket_work_folder
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.system.background import in_background

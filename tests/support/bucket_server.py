@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fineweb_shards.storage import bucket as bucket_module
-from fineweb_shards.storage import bucket_credentials as stores
+from fineweb_shards.storage import bucket_client as stores
 
 KEY, SECRET, TOKEN = "AKIACANARYCANARY1234", "canarySECRETcanarySECRETcanary12", "canaryTOKENcanary"
 _SERVER = """

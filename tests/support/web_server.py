@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from fineweb_shards.storage import bucket_credentials as stores
+from fineweb_shards.storage import bucket_client as stores
 
 
 @dataclass

@@ -17,7 +17,7 @@ from fineweb_shards.commands import main as cli
 from fineweb_shards.errors import HubError
 from fineweb_shards.run.config import Config
 from fineweb_shards.storage.hub_environment import check_addresses, check_token
-from fineweb_shards.storage.hub_errors import (
+from fineweb_shards.storage.hub_session import (
     LONGEST_REQUESTED_SECONDS,
     requested_wait_seconds,
     translated_errors,
