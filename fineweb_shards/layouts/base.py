@@ -63,7 +63,8 @@ class Layout(ABC):
     file_name: ClassVar[str]  # with {split} and, unless it is one file, {number}
     pattern: ClassVar[str]  # regular expression of the names of its files and their sidecars
     opened_pattern: ClassVar[str] = ""  # of the names that the reader opens, if it opens more
-    short_file_failure: ClassVar[str] = ""  # what the reader does with a file of less than `least_tokens`
+    batch_tokens: ClassVar[int] = 0  # the reader needs in every file one batch for each GPU, and one token more
+    short_file_failure: ClassVar[str] = ""  # what it does with a shorter one
     short_file_remedy: ClassVar[str] = ""  # with {needed}, and the {tokens} of the shortest file
     missing_split_errors: ClassVar[dict[Split, str]] = {}  # the reader's message if a split has no file
 
@@ -118,7 +119,7 @@ class Layout(ABC):
 
     def least_tokens(self, gpus: int) -> int:
         """Return how many tokens the reader needs in every file with `gpus` GPUs."""
-        return 0
+        return gpus * self.batch_tokens + 1 if self.batch_tokens else 0
 
     def owns(self, name: str) -> bool:
         """Return whether a file name is one that `shard_name` can give, or that of a sidecar."""
