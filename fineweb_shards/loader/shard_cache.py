@@ -20,7 +20,6 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,7 +149,6 @@ class ShardCache:
 
 def _remove_unlocked(path: Path, lock: Path) -> bool:
     """Delete a file if its lock is free; return whether it was deleted."""
-    file: BinaryIO
     with open_own(lock, "rb") as file:
         if not try_lock(file):
             return False

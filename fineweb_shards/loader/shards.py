@@ -130,8 +130,13 @@ def open_shards(
         except OSError as error:
             raise InputError(f"{shards}: {error.strerror}.", "Name a folder of shards.") from error
         found = list(_open_in(folder, names, cache))
-    else:
-        found = _open_list(shards, cache)
+    else:  # files, perhaps of several folders
+        by_folder: dict[str, list[str]] = {}
+        for location in shards:
+            parent, name = split_location(location)
+            by_folder.setdefault(parent, []).append(name)
+        opened = {parent: _open_in(open_folder(parent, cache), names, cache) for parent, names in by_folder.items()}
+        found = [next(opened[split_location(location)[0]]) for location in shards]
     if not found:
         raise InputError(f"{shards}: there is no token file with {split!r} in its name.", "Check the split.")
     if not settings.needs_documents:
@@ -161,16 +166,6 @@ def divide(shards: Iterable[Shard]) -> list[Shard]:
     return parts
 
 
-def _open_list(locations: Sequence[str | Path], cache: ShardCache) -> list[Shard]:
-    """Open files, perhaps of several folders, by their paths or addresses."""
-    names: dict[str, list[str]] = {}
-    for location in locations:
-        folder, name = split_location(location)
-        names.setdefault(folder, []).append(name)
-    opened = {folder: _open_in(open_folder(folder, cache), names[folder], cache) for folder in names}
-    return [next(opened[split_location(location)[0]]) for location in locations]
-
-
 def _open_in(folder: TokenFolder, names: Sequence[str], cache: ShardCache) -> Iterator[Shard]:
     """Open files of a folder. Those in a bucket must be in our manifest, which has their hashes; moreover, fetching the
     headers of thousands of shards would take minutes."""
@@ -192,13 +187,10 @@ def _recorded_shard(
     folder: TokenFolder, shard_format: ShardFormat, records: Sequence[ShardRecord], cache: ShardCache
 ) -> Shard:
     """Return consecutive segments of a file as a shard."""
-    first, store = records[0], folder.store
-    begin = max(first.offset, shard_format.header_bytes)
+    begin = max(records[0].offset, shard_format.header_bytes)
     tokens = sum(record.tokens for record in records)
-    file = TokenFile(folder, first.name, shard_format.layout.name, begin, tokens, shard_format.read_dtype)
-    if not store.is_remote:
-        return Shard(file)
-    return Shard(file, bucket=BucketPieces(store, tuple(records), cache))
+    file = TokenFile(folder, records[0].name, shard_format.layout.name, begin, tokens, shard_format.read_dtype)
+    return Shard(file, bucket=BucketPieces(folder.store, tuple(records), cache) if folder.store.is_remote else None)
 
 
 def _with_vocabulary(shard: Shard, eot: int | None) -> Shard:

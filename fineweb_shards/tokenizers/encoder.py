@@ -238,27 +238,21 @@ class TokenJoiner:
         self._eot_first = eot_first
 
     def join(self, chunk: TextChunk) -> EncodedBlock:
-        """Return the chunk's tokens with EOTs."""
         lists = chunk.documents
         if not isinstance(lists, TokenLists):
             assert not lists, "text has to be encoded"
             lists = TokenLists()
         if lists.eots is not None:
-            mid = chunk.ends_mid_document
-            return EncodedBlock(chunk.start, chunk.end, lists.ids, lists.eots, ends_mid_document=mid)
-        lengths = lists.lengths
-        eots = place_eots(chunk, lengths, eot_first=self._eot_first)
-        tokens: Tokens = np.empty(int(lengths.sum()) + len(eots), self.vocabulary.dtype)
-        is_id = np.ones(len(tokens), np.bool_)
-        is_id[eots] = False
-        if lists:
-            tokens[is_id] = lists.ids
-        tokens[eots] = self.vocabulary.eot
+            tokens, eots = lists.ids, lists.eots
+        else:
+            eots = place_eots(chunk, lists.lengths, eot_first=self._eot_first)
+            ids = lists.ids if lists else np.empty(0, self.vocabulary.dtype)
+            tokens = np.insert(ids, eots - np.arange(len(eots)), self.vocabulary.eot)
         return EncodedBlock(
-            start=chunk.start,
-            end=chunk.end,
-            tokens=tokens,
-            eots=eots,
+            chunk.start,
+            chunk.end,
+            tokens,
+            eots,
             ends_mid_document=chunk.ends_mid_document,
             counts=chunk.counts,
             problems=chunk.problems,
