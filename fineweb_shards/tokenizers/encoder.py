@@ -60,8 +60,7 @@ def make_mender(vocabulary: Vocabulary) -> SeamMender:
     encoder = Encoder(reference, reference, eot_first=True, seed=0)
     # With an Encoder, because tiktoken alone panics on very long windows.
     return SeamMender(
-        lambda text: encoder.encode_documents(Texts.from_strings([text]))[0].tolist(),
-        load_token_bytes(vocabulary).token_bytes,
+        lambda text: encoder.encode_documents(Texts.from_strings([text]))[0].tolist(), load_token_bytes(vocabulary)
     )
 
 
