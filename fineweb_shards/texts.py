@@ -148,7 +148,6 @@ class TokenLists:
             yield from (ids[start:end] for start, end in zip([0, *ends], ends, strict=False))
 
     def take(self, kept: NDArray[np.bool_]) -> TokenLists:
-        """Return the documents selected by `kept`."""
         parts, first = [], 0
         for ids, lengths in self._parts:
             own = kept[first : first + len(lengths)]

@@ -151,7 +151,6 @@ def quote_pattern(folder: str, names: str) -> str:
 
 
 def tokens_of(shards: Sequence[ShardRecord], split: Split) -> int:
-    """Count the tokens of one split."""
     return sum(shard.tokens for shard in shards if shard.split == split)
 
 
@@ -167,7 +166,6 @@ class ShardFormat:
 
     @property
     def dtype(self) -> Dtype:
-        """The dtype of the tokens in a file."""
         return self.layout.dtype(self.vocabulary)
 
     @property
@@ -180,7 +178,6 @@ class ShardFormat:
         return self.layout.header_bytes
 
     def header(self, tokens: int) -> bytes:
-        """Return the header of a file of `tokens` tokens."""
         return self.layout.header(tokens, self.dtype)
 
     def size_bytes(self, tokens: Count) -> Count:
@@ -196,7 +193,6 @@ class ShardFormat:
         return divmod(file_bytes - self.layout.header_bytes, self.dtype.itemsize)
 
     def to_bytes(self, tokens: Tokens) -> memoryview:
-        """Convert tokens to the bytes in a file."""
         return np.ascontiguousarray(tokens, self.dtype).data.cast("B")
 
     def from_bytes(self, data: bytes) -> Tokens:

@@ -188,7 +188,6 @@ class RowOrder(Order):
         return max(0, tokens - 1) // self._seq_len
 
     def _has_turn(self, turn: int) -> bool:
-        """Return whether the epoch has another shard."""
         if self._epoch == 0 and self._settings.follow:
             return self._shards.has(turn)
         if self._turns is None:

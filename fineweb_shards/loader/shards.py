@@ -65,7 +65,6 @@ class LoaderSettings:
 
     @property
     def needs_documents(self) -> bool:
-        """Whether the positions of documents are needed."""
         return self.align is not None or self.shuffle == "documents"
 
 
@@ -89,7 +88,6 @@ class Shard:
             PiecedTokens(self.file, self.bucket).fetch_ahead()
 
     def document_starts(self) -> Positions:
-        """Return the positions in the shard where documents begin."""
         assert self.vocabulary is not None
         mid_document = self.before is not None and self.before.ends_mid_document(self.vocabulary)
         return document_starts(self.map(), self.vocabulary, eot_first=self.eot_first, starts_mid_document=mid_document)

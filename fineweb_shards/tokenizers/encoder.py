@@ -39,18 +39,10 @@ SAMPLE_BYTES = 16 * 1024
 _LONGEST_WHOLE_BYTES = 2**20
 
 
-def place_eots(chunk: TextChunk, lengths: NDArray[np.int64], *, eot_first: bool) -> Positions:
-    """Return the positions of the EOTs among the tokens of documents of these lengths, EOTs included.
-
-    A document that continues from the previous chunk, or in the next, has no EOT on that side.
-    """
-    ends = np.cumsum(lengths)
-    eots: Positions = (ends - lengths if eot_first else ends) + np.arange(len(lengths))
-    if len(eots) and eot_first and chunk.starts_mid_document:
-        eots = eots[1:] - 1
-    if len(eots) and not eot_first and chunk.ends_mid_document:
-        eots = eots[:-1]
-    return eots
+def outer_eots(chunk: TextChunk, *, eot_first: bool) -> tuple[int, int]:
+    """Return how many EOTs (0 or 1) to drop at each end of the documents of a chunk, with EOTs before, between and
+    after them. A document that continues from the previous chunk, or in the next, has no EOT on that side."""
+    return int(chunk.starts_mid_document or not eot_first), int(chunk.ends_mid_document or eot_first)
 
 
 @cache
@@ -107,15 +99,12 @@ class Encoder:
             self._check_sample(chunk, JoinedIds(tokens[:-1], positions[:-1]), where)
         lengths = np.diff(positions) - 1
         wrong = list(_token_count_mismatches(chunk, lengths, where))
-        # Drop the EOT after the last document or, if EOTs come after documents, the one before the first; and those
-        # where a document continues from the previous chunk, or in the next.
-        first = int(chunk.starts_mid_document or not self._eot_first)
-        last = int(chunk.ends_mid_document or self._eot_first)
+        first, last = outer_eots(chunk, eot_first=self._eot_first)
         return EncodedBlock(
             start=chunk.start,
             end=chunk.end,
             tokens=tokens[first : len(tokens) - last],
-            eots=place_eots(chunk, lengths, eot_first=self._eot_first),
+            eots=positions[first : len(positions) - last] - first,
             starts_at_seam=chunk.starts_at_seam,
             ends_at_seam=chunk.ends_at_seam,
             ends_mid_document=chunk.ends_mid_document,
@@ -244,7 +233,9 @@ class TokenJoiner:
         if lists.eots is not None:
             tokens, eots = lists.ids, lists.eots
         else:
-            eots = place_eots(chunk, lists.lengths, eot_first=self._eot_first)
+            first, last = outer_eots(chunk, eot_first=self._eot_first)
+            positions = np.concatenate([np.zeros(1, np.int64), np.cumsum(lists.lengths + 1)])
+            eots = positions[first : len(positions) - last] - first
             ids = lists.ids if lists else np.empty(0, self.vocabulary.dtype)
             tokens = np.insert(ids, eots - np.arange(len(eots)), self.vocabulary.eot)
         return EncodedBlock(

@@ -58,7 +58,6 @@ def hostile_strings() -> list[str]:
 
 
 def digest_tokens(documents: Iterable[Ids]) -> str:
-    """Return the SHA-256 of the lengths and tokens of documents."""
     digest = hashlib.sha256()
     for tokens in documents:
         digest.update(len(tokens).to_bytes(4, "little") + tokens.astype("<u4").tobytes())

@@ -174,7 +174,6 @@ def list_merges(ranks: Ranks) -> Merges:
 
 
 def ranks_to_json(ranks: Ranks, merges: Merges, pattern: Pattern, added: list[dict[str, Any]]) -> str:
-    """Return a `tokenizer.json` for ranks, with `added` tokens."""
     letters = byte_letters()
 
     def spell(token: bytes) -> str:
