@@ -33,7 +33,7 @@ from fineweb_shards.reading.token_file import (
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest, parse_manifest
+from fineweb_shards.store.manifest import parse_manifest
 from fineweb_shards.store.opening import READING_OUTAGE_SECONDS
 from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.retry import Clock
@@ -263,16 +263,10 @@ class FollowedShards(Shards):
                     "Restart the training, or restore the shards.",
                 )
         self._version = version
-        if len(manifest.shards) >= len(self._records):  # fewer: a build makes lost files again
-            self._records = manifest.shards
-            self.known = self._list_shards(manifest)
-            self.complete = manifest.complete
-        return True
-
-    def _list_shards(self, manifest: Manifest) -> list[Shard]:
-        documents = self._settings.needs_documents
+        if len(manifest.shards) < len(self._records):  # a build makes lost files again
+            return True
+        documents, eot_first = self._settings.needs_documents, manifest.layout.eot_first
         vocabulary = with_eot(manifest.vocabulary, self._settings.eot) if documents else None
-        eot_first = manifest.layout.eot_first
         last: dict[str, TokenFile] = {}  # the last shard of each stream
         shards = []
         for record in manifest.shards:
@@ -283,7 +277,9 @@ class FollowedShards(Shards):
                 before = None if eot_first else last.get(stream)
                 shards.append(replace(shard, vocabulary=vocabulary, eot_first=eot_first, before=before))
             last[stream] = shard.file
-        return divide(shards) if documents else shards
+        self._records, self.complete = manifest.shards, manifest.complete
+        self.known = divide(shards) if documents else shards
+        return True
 
     def _stopped(self) -> InputError:
         """Return the error that no build is running here, with the next step."""

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from functools import cache, cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fineweb_shards.errors import ExactnessError
 from fineweb_shards.texts import Ids, Texts, TokenLists
@@ -98,7 +97,15 @@ class Encoder:
         if not isinstance(self._engine, Reference):
             self._check_sample(chunk, JoinedIds(tokens[:-1], positions[:-1]), where)
         lengths = np.diff(positions) - 1
-        wrong = list(_token_count_mismatches(chunk, lengths, where))
+        wrong: list[str] = []
+        for origin in chunk.origins:
+            if origin.tokens is not None:
+                ours = lengths[origin.first : origin.first + origin.count]
+                wrong += [
+                    f"{where}: document {find_origin(chunk, origin.first + i)[1]} has {ours[i]:,} tokens, "
+                    f"its token_count says {origin.tokens[i]:,}"
+                    for i in np.flatnonzero((ours != origin.tokens) & (origin.tokens >= 0)).tolist()
+                ]
         first, last = outer_eots(chunk, eot_first=self._eot_first)
         return EncodedBlock(
             start=chunk.start,
@@ -202,19 +209,6 @@ class Encoder:
                     f"{self._engine.name} and {self.vocabulary.reference} disagree about document {i + 1} of "
                     f"{where} ({start}), which begins {text[:60]!r}."
                 )
-
-
-def _token_count_mismatches(chunk: TextChunk, lengths: NDArray[np.int64], where: str) -> Iterator[str]:
-    """Yield a sentence for each document whose token_count in the source is wrong."""
-    for origin in chunk.origins:
-        if origin.tokens is None:
-            continue
-        ours = lengths[origin.first : origin.first + origin.count]
-        for i in np.flatnonzero((ours != origin.tokens) & (origin.tokens >= 0)).tolist():
-            yield (
-                f"{where}: document {find_origin(chunk, origin.first + i)[1]} has {ours[i]:,} tokens, "
-                f"its token_count says {origin.tokens[i]:,}"
-            )
 
 
 class TokenJoiner:

@@ -80,9 +80,7 @@ def decode(tokens: Tokens, vocabulary: Vocabulary) -> bytes:
 def _byte_table(vocabulary: Vocabulary) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     """Return the joined bytes of all tokens, with their starts and lengths. After the last token comes the replacement
     for all invalid ids."""
-    known = load_token_bytes(vocabulary)
-    spelled = [token.replace(BOUNDARY, _REPLACEMENT) for token in known]
-    spelled += [_REPLACEMENT] * (vocabulary.size + 1 - len(known))
+    spelled = [token.replace(BOUNDARY, _REPLACEMENT) for token in load_token_bytes(vocabulary)] + [_REPLACEMENT]
     spelled[vocabulary.eot] = BOUNDARY
     lengths = np.array([len(token) for token in spelled], np.int64)
     return np.frombuffer(b"".join(spelled), np.uint8), np.cumsum(lengths) - lengths, lengths
