@@ -60,7 +60,6 @@ class Texts:
         return Texts(*self.buffers, *other.buffers)
 
     def only(self, i: int) -> Texts:
-        """Return text `i` alone."""
         for buffer in self.buffers:
             if 0 <= i < len(buffer.starts):
                 return Texts(TextBuffer(buffer.data, buffer.starts[i : i + 1], buffer.ends[i : i + 1]))
@@ -73,13 +72,13 @@ class Texts:
         pairs = zip(self.buffers, np.split(kept, ends[:-1]), strict=True) if self.buffers else ()
         return Texts(*(TextBuffer(buffer.data, buffer.starts[own], buffer.ends[own]) for buffer, own in pairs))
 
-    def parts(self, part_bytes: int) -> Iterator[list[str]]:
-        """Yield the texts in lists of at least `part_bytes`; the last may be shorter."""
-        held: list[str] = []
+    def parts(self, part_bytes: int) -> Iterator[list[memoryview]]:
+        """Yield views of the texts in lists of at least `part_bytes`; the last may be shorter."""
+        held: list[memoryview] = []
         held_bytes = 0
-        for data in self.iter_bytes():
-            held.append(data.decode())
-            held_bytes += len(data)
+        for view in self.iter_views():
+            held.append(view)
+            held_bytes += len(view)
             if held_bytes >= part_bytes:
                 yield held
                 held, held_bytes = [], 0
@@ -99,12 +98,10 @@ class Texts:
 
     @property
     def size_bytes(self) -> int:
-        """The total length of all texts."""
         return sum(int((buffer.ends - buffer.starts).sum()) for buffer in self.buffers)
 
     @property
     def longest_bytes(self) -> int:
-        """The length of the longest text."""
         return max((int((buffer.ends - buffer.starts).max()) for buffer in self.buffers), default=0)
 
 
@@ -151,7 +148,6 @@ class TokenLists:
             yield from (ids[start:end] for start, end in zip([0, *ends], ends, strict=False))
 
     def take(self, kept: NDArray[np.bool_]) -> TokenLists:
-        """Return the documents selected by `kept`."""
         parts, first = [], 0
         for ids, lengths in self._parts:
             own = kept[first : first + len(lengths)]
@@ -166,10 +162,8 @@ class TokenLists:
 
     @property
     def lengths(self) -> Lengths:
-        """The number of ids of each document."""
         return np.concatenate([np.empty(0, np.int64), *(lengths for _, lengths in self._parts)])
 
     @property
     def size_bytes(self) -> int:
-        """The total size of all ids."""
         return sum(ids.nbytes for ids, _ in self._parts)

@@ -19,10 +19,7 @@ CutRule = Literal["gpt2", "words"]  # where a long document may be cut: tokenize
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """A vocabulary. Two are equal if they give every text the same tokens, with the same EOT between documents,
-    whatever their names and wherever their files are.
-
-    Without `token_bytes`, which `tokenizers/references.py` adds, it is small enough to be sent to workers.
-    """
+    whatever their names and wherever their files are. `tokenizers/references.py` loads the bytes of the tokens."""
 
     name: str = field(compare=False)
     sha256: str  # of the file that defines it
@@ -34,12 +31,6 @@ class Vocabulary:
     reference: str = "tiktoken"  # the engine whose output is correct by definition
     cut_rule: CutRule | None = field(default=None, compare=False)  # None: documents are encoded whole
     folder: str = field(default="", compare=False)  # of its file; empty: the package
-    # By id; empty for EOT and all other ids that no text contains.
-    token_bytes: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.token_bytes[self.eot : self.eot + 1] not in ((), (b"",)):
-            raise ValueError(f"{self.name}: EOT {self.eot} must not stand for text")
 
     @property
     def dtype(self) -> Dtype:

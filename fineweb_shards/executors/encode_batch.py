@@ -60,7 +60,7 @@ class WorkerSpec:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary without the bytes of its tokens, which the worker loads itself."""
+        """The vocabulary; the worker loads the bytes of its tokens itself."""
         return self.shard_format.vocabulary
 
     def make_writer(self, observer: Observer) -> TokenWriter:

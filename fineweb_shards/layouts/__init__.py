@@ -25,7 +25,6 @@ LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (
 
 
 def get_layout(name: str) -> Layout:
-    """Return the layout called `name`."""
     try:
         return LAYOUTS[name]
     except KeyError:

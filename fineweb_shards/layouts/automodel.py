@@ -6,12 +6,12 @@ the EOTs, which the reader (NanogptDataset) calls BOS.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from fineweb_shards.layouts.base import Layout, quote_pattern
 from fineweb_shards.layouts.llm_c import HEADER_INTS, int_header
-from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, in_sequence
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar
 from fineweb_shards.types import Dtype, Positions, Split
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -22,14 +22,13 @@ class BosIndex(Sidecar):
     """The `.bos.idx`: the position of each EOT as int32, in tokens, as the reader expects. Its own tool writes a
     mixture of bytes and tokens (nanogpt_data_processor.py adds a number of tokens to `bin_fp.tell()`)."""
 
-    def name_for(self, shard_name: str) -> str:
-        return f"{shard_name.removesuffix('.bin')}.bos.idx"
+    endings = ".bin", ".bos.idx"
 
     def size_bytes(self, file: FileFacts) -> int:
         return 4 * file.eots
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
-        return in_sequence(places.astype("<i4").tobytes() for places in eots)
+    def blocks(self, file: FileFacts, eots: Iterable[Positions]) -> Iterable[bytes]:
+        return (places.astype("<i4").tobytes() for places in eots)
 
 
 class Automodel(Layout):

@@ -63,7 +63,8 @@ class Layout(ABC):
     file_name: ClassVar[str]  # with {split} and, unless it is one file, {number}
     pattern: ClassVar[str]  # regular expression of the names of its files and their sidecars
     opened_pattern: ClassVar[str] = ""  # of the names that the reader opens, if it opens more
-    short_file_failure: ClassVar[str] = ""  # what the reader does with a file of less than `least_tokens`
+    batch_tokens: ClassVar[int] = 0  # the reader needs in every file one batch for each GPU, and one token more
+    short_file_failure: ClassVar[str] = ""  # what it does with a shorter one
     short_file_remedy: ClassVar[str] = ""  # with {needed}, and the {tokens} of the shortest file
     missing_split_errors: ClassVar[dict[Split, str]] = {}  # the reader's message if a split has no file
 
@@ -118,7 +119,7 @@ class Layout(ABC):
 
     def least_tokens(self, gpus: int) -> int:
         """Return how many tokens the reader needs in every file with `gpus` GPUs."""
-        return 0
+        return gpus * self.batch_tokens + 1 if self.batch_tokens else 0
 
     def owns(self, name: str) -> bool:
         """Return whether a file name is one that `shard_name` can give, or that of a sidecar."""
@@ -150,7 +151,6 @@ def quote_pattern(folder: str, names: str) -> str:
 
 
 def tokens_of(shards: Sequence[ShardRecord], split: Split) -> int:
-    """Count the tokens of one split."""
     return sum(shard.tokens for shard in shards if shard.split == split)
 
 
@@ -166,7 +166,6 @@ class ShardFormat:
 
     @property
     def dtype(self) -> Dtype:
-        """The dtype of the tokens in a file."""
         return self.layout.dtype(self.vocabulary)
 
     @property
@@ -179,7 +178,6 @@ class ShardFormat:
         return self.layout.header_bytes
 
     def header(self, tokens: int) -> bytes:
-        """Return the header of a file of `tokens` tokens."""
         return self.layout.header(tokens, self.dtype)
 
     def size_bytes(self, tokens: Count) -> Count:
@@ -195,7 +193,6 @@ class ShardFormat:
         return divmod(file_bytes - self.layout.header_bytes, self.dtype.itemsize)
 
     def to_bytes(self, tokens: Tokens) -> memoryview:
-        """Convert tokens to the bytes in a file."""
         return np.ascontiguousarray(tokens, self.dtype).data.cast("B")
 
     def from_bytes(self, data: bytes) -> Tokens:

@@ -32,6 +32,7 @@ class BuildNanoGPT(Layout):
     file_name = "edufineweb_{split}_{number}.npy"
     pattern = r"edufineweb_(val|train)_\d{6,}\.npy"
     opened_pattern = r".*(train|val).*"  # os.listdir, filtered by `split in name`
+    batch_tokens = BATCH_ROWS * BATCH_LENGTH
     # DataLoaderLite does not check the length of the next shard (build-nanogpt#41).
     short_file_failure = f"its loader would crash there (shape '[{BATCH_ROWS}, {BATCH_LENGTH}]' is invalid)"
     short_file_remedy = BATCH_REMEDY
@@ -47,6 +48,3 @@ class BuildNanoGPT(Layout):
             f'tokens = np.load({quote_string(f"{folder}/{first}")}, mmap_mode="r")',
             f"# build-nanogpt: set data_root = {quote_string(folder)} in train_gpt2.py",
         ]
-
-    def least_tokens(self, gpus: int) -> int:
-        return gpus * BATCH_ROWS * BATCH_LENGTH + 1

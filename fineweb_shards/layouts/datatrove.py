@@ -6,10 +6,10 @@ default everything is for training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from fineweb_shards.layouts.base import Layout, quote_string
-from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, document_ends, in_sequence
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, document_ends
 from fineweb_shards.types import Positions
 from fineweb_shards.vocabulary import Vocabulary
 
@@ -17,27 +17,26 @@ from fineweb_shards.vocabulary import Vocabulary
 class DocumentEnds(Sidecar):
     """The `.ds.index`: where each document ends, in tokens, as uint64."""
 
-    def name_for(self, shard_name: str) -> str:
-        return f"{shard_name}.index"
+    endings = "", ".index"
 
     def size_bytes(self, file: FileFacts) -> int:
         return 8 * file.ends
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
-        return in_sequence(ends.astype("<u8").tobytes() for ends in document_ends(file, eots))
+    def blocks(self, file: FileFacts, eots: Iterable[Positions]) -> Iterable[bytes]:
+        return (ends.astype("<u8").tobytes() for ends in document_ends(file, eots))
 
 
 class Metadata(Sidecar):
     """The `.ds.metadata`: `tokenizer|bytes per token`, the number of tokens, and the same in readable form."""
 
-    def name_for(self, shard_name: str) -> str:
-        return f"{shard_name}.metadata"
+    endings = "", ".metadata"
 
     def size_bytes(self, file: FileFacts) -> int:
-        return len(_metadata(file))
+        return sum(map(len, self.blocks(file, ())))
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
-        return in_sequence([_metadata(file)])
+    def blocks(self, file: FileFacts, eots: Iterable[Positions]) -> Iterable[bytes]:
+        tokenizer = file.vocabulary.name.replace("|", "-")  # its readers split the line there
+        yield f"{tokenizer}|{file.dtype.itemsize}\n{file.tokens}\n{_with_prefix(file.tokens)}T".encode()
 
 
 class Datatrove(Layout):
@@ -58,12 +57,6 @@ class Datatrove(Layout):
             f'DatatroveFolderDataset({quote_string(folder)}, seq_len=2048, filename_pattern="train_*.ds",',
             f"    token_size={width_bytes})",
         ]
-
-
-def _metadata(file: FileFacts) -> bytes:
-    tokenizer = file.vocabulary.name.replace("|", "-")  # its readers split the line there
-    lines = [f"{tokenizer}|{file.dtype.itemsize}", str(file.tokens), f"{_with_prefix(file.tokens)}T"]
-    return "\n".join(lines).encode()
 
 
 def _with_prefix(tokens: int) -> str:

@@ -30,6 +30,7 @@ class LlmC(Layout):
     file_name = "edu_fineweb_{split}_{number}.bin"
     pattern = r"edu_fineweb_(val|train)_\d{6,}\.bin"
     opened_pattern = r"edu_fineweb_(val|train)_.*\.bin"  # what `loader_lines` tells the reader to open
+    batch_tokens = BATCH_ROWS * BATCH_LENGTH
     # It checks all shards of both splits before training.
     short_file_failure = "it would abort (Assertion `shard_ntok >= (int64_t) (num_processes * B * T + 1)' failed)"
     short_file_remedy = BATCH_REMEDY
@@ -44,9 +45,6 @@ class LlmC(Layout):
         if self.dtype(vocabulary).itemsize > 2:
             return [f"python train_llama3.py --input_bin {train} --input_val_bin {val}"]
         return [f"./train_gpt2cu -i {train} -j {val}"]
-
-    def least_tokens(self, gpus: int) -> int:
-        return gpus * BATCH_ROWS * BATCH_LENGTH + 1
 
 
 def int_header(*values: int) -> bytes:

@@ -26,8 +26,7 @@ _NARROW_IDS = 65_500  # Megatron's DType.optimal_dtype: int32 from this size on
 class MegatronIndex(Sidecar):
     """The `.idx`: a header, then the length, the first byte and the number of every document."""
 
-    def name_for(self, shard_name: str) -> str:
-        return f"{shard_name.removesuffix('.bin')}.idx"
+    endings = ".bin", ".idx"
 
     def size_bytes(self, file: FileFacts) -> int:
         return _HEADER.size + 4 * file.ends + 8 * file.ends + 8 * (file.ends + 1)

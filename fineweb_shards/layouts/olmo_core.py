@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from fineweb_shards.layouts.base import Layout, quote_pattern
-from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, in_sequence
+from fineweb_shards.layouts.sidecar import FileFacts, Sidecar
 from fineweb_shards.types import Positions
 from fineweb_shards.vocabulary import GPT2, Vocabulary
 
@@ -28,11 +28,20 @@ class DocumentTable(Sidecar):
     its readers ignore it as well. The lines are stored, not deflated, because the output of deflate depends on the
     version of zlib, and sidecars are verified byte for byte."""
 
-    def name_for(self, shard_name: str) -> str:
-        return f"{shard_name.removesuffix('.npy')}.csv.gz"
+    endings = ".npy", ".csv.gz"
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
-        return in_sequence(_store_in_gzip(_lines(eots)))
+    def blocks(self, file: FileFacts, eots: Iterable[Positions]) -> Iterable[bytes]:
+        """Yield the blocks of a gzip file that stores the lines; all but the last are full."""
+        yield _GZIP_HEADER
+        rest, checksum, length = b"", 0, 0
+        for text in _lines(eots):
+            checksum, length = zlib.crc32(text, checksum), length + len(text)
+            data = rest + text
+            full = len(data) - len(data) % _LARGEST_BLOCK_BYTES
+            for first in range(0, full, _LARGEST_BLOCK_BYTES):
+                yield _store(data[first : first + _LARGEST_BLOCK_BYTES])
+            rest = data[full:]
+        yield _store(rest, last=True) + struct.pack("<II", checksum, length % 2**32)
 
 
 class OlmoCore(Layout):
@@ -70,20 +79,6 @@ def _lines(eots: Iterable[Positions]) -> Iterator[bytes]:
             starts = [start, *ends[:-1]]
             yield "".join(f"{begin},{end}\n" for begin, end in zip(starts, ends, strict=True)).encode()
             start = ends[-1]
-
-
-def _store_in_gzip(texts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the blocks of a gzip file that stores the joined texts; all but the last are full."""
-    yield _GZIP_HEADER
-    rest, checksum, length = b"", 0, 0
-    for text in texts:
-        checksum, length = zlib.crc32(text, checksum), length + len(text)
-        data = rest + text
-        full = len(data) - len(data) % _LARGEST_BLOCK_BYTES
-        for first in range(0, full, _LARGEST_BLOCK_BYTES):
-            yield _store(data[first : first + _LARGEST_BLOCK_BYTES])
-        rest = data[full:]
-    yield _store(rest, last=True) + struct.pack("<II", checksum, length % 2**32)
 
 
 def _store(data: bytes, *, last: bool = False) -> bytes:  # as a block of deflate

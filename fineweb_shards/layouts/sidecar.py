@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import io
 import itertools
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import ClassVar
 
 import numpy as np
 
@@ -69,16 +69,25 @@ class SidecarPart:
     data: bytes
 
 
-class Sidecar(ABC):
+class Sidecar:
     """A stateless description of a sidecar."""
 
-    @abstractmethod
+    endings: ClassVar[tuple[str, str]]  # of the name of the file of tokens, and what the sidecar's has instead
+
     def name_for(self, shard_name: str) -> str:
         """Return the sidecar's name in the output folder for a file of tokens."""
+        return shard_name.removesuffix(self.endings[0]) + self.endings[1]
 
-    @abstractmethod
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
+    def blocks(self, file: FileFacts, eots: Iterable[Positions]) -> Iterable[bytes]:
         """Yield the sidecar's bytes; `eots` has the positions of the EOTs in blocks, none of them empty."""
+        raise NotImplementedError
+
+    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
+        """Yield the same with offsets. One whose bytes are not known in order overrides this instead of `blocks`."""
+        offset = 0
+        for block in self.blocks(file, eots):
+            yield SidecarPart(offset, block)
+            offset += len(block)
 
     def size_bytes(self, file: FileFacts) -> int | None:
         """Return the sidecar's length; None if only a search of the file could tell."""
@@ -114,14 +123,6 @@ def parts_of_all(
             yield sidecar, part
 
 
-def in_sequence(blocks: Iterable[bytes]) -> Iterator[SidecarPart]:
-    """Yield consecutive blocks as the parts of a sidecar."""
-    offset = 0
-    for block in blocks:
-        yield SidecarPart(offset, block)
-        offset += len(block)
-
-
 def document_ends(file: FileFacts, eots: Iterable[Positions]) -> Iterator[Positions]:
     """Yield the positions at which documents end, if EOT comes after each. Tokens after the last EOT, of a document
     that continues in the next file or was cut by --max-tokens, count as a document."""
@@ -140,12 +141,12 @@ class DocumentIndex(Sidecar):
     def size_bytes(self, file: FileFacts) -> int:
         return NPY_HEADER_BYTES + _OFFSETS.itemsize * file.starts
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
+    def blocks(self, file: FileFacts, eots: Iterable[Positions]) -> Iterable[bytes]:
         starts = eots
         if not file.eot_first:
             first = [np.zeros(1, np.int64)] if file.follows_eot else []
             # Nothing starts after an EOT that ends the file.
             after = (places[places + 1 < file.tokens] + 1 for places in eots)
             starts = itertools.chain(first, after)
-        blocks = (block.astype(_OFFSETS).tobytes() for block in starts)
-        return in_sequence(itertools.chain([npy_header(file.starts, _OFFSETS)], blocks))
+        yield npy_header(file.starts, _OFFSETS)
+        yield from (block.astype(_OFFSETS).tobytes() for block in starts)

@@ -6,21 +6,12 @@ files for validation, by default none, have the prefix `val_`. EOT comes after d
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from fineweb_shards.layouts.base import Layout, quote_string
-from fineweb_shards.layouts.sidecar import (
-    NPY_HEADER_BYTES,
-    FileFacts,
-    Sidecar,
-    SidecarPart,
-    document_ends,
-    in_sequence,
-    npy_header,
-)
+from fineweb_shards.layouts.sidecar import NPY_HEADER_BYTES, FileFacts, Sidecar, document_ends, npy_header
 from fineweb_shards.types import Dtype, Positions, Split
 from fineweb_shards.vocabulary import Vocabulary, unsigned_dtype
 
@@ -31,16 +22,14 @@ _OFFSET = np.dtype("<i8")
 class DocumentOffsets(Sidecar):
     """The `document_offsets.npy`: 0, then where each document ends, in tokens, as int64."""
 
-    def name_for(self, shard_name: str) -> str:
-        return shard_name.replace(_TOKENS, _OFFSETS)
+    endings = _TOKENS, _OFFSETS
 
     def size_bytes(self, file: FileFacts) -> int:
         return NPY_HEADER_BYTES + _OFFSET.itemsize * (file.ends + 1)
 
-    def parts(self, file: FileFacts, eots: Iterable[Positions]) -> Iterator[SidecarPart]:
-        start = npy_header(file.ends + 1, _OFFSET) + np.zeros(1, _OFFSET).tobytes()
-        ends = (ends.astype(_OFFSET).tobytes() for ends in document_ends(file, eots))
-        return in_sequence(itertools.chain([start], ends))
+    def blocks(self, file: FileFacts, eots: Iterable[Positions]) -> Iterable[bytes]:
+        yield npy_header(file.ends + 1, _OFFSET) + np.zeros(1, _OFFSET).tobytes()
+        yield from (ends.astype(_OFFSET).tobytes() for ends in document_ends(file, eots))
 
 
 class Torchtitan(Layout):

@@ -46,17 +46,6 @@ class Stream:
         return np.concatenate(pieces)
 
 
-def align_rows(boundaries: Positions, tokens: int, seq_len: int) -> Positions:
-    """Return the starts of aligned rows, given those of documents."""
-    following = boundaries.searchsorted(boundaries + seq_len)  # the first document after each row
-    begins = []
-    place = 0
-    while place < len(boundaries) and (begin := int(boundaries[place])) + seq_len < tokens:
-        begins.append(begin)
-        place = int(following[place])
-    return np.array(begins, np.int64)
-
-
 class Latest(Generic[Value]):
     """Caches the last two values of `make`, because a batch rarely spans more shards."""
 
@@ -88,14 +77,16 @@ class Order(ABC):
     def __init__(self, shards: Shards, settings: LoaderSettings, rank: int) -> None:
         self._shards, self._settings, self._rank = shards, settings, rank
         self._ends: list[int] = []  # cumulative batches or rows of the shards counted so far, in epoch order
+        self._batches = 0  # that all ranks have in these
 
     @abstractmethod
     def has(self, epoch: int, number: int) -> bool:
         """Return whether an epoch has a batch of this number, on all ranks. May wait for a build."""
 
-    @abstractmethod
     def count(self, epoch: int) -> int:
         """Return the number of batches of an epoch. Waits for the end of a build."""
+        self.has(epoch, sys.maxsize)
+        return self._batches
 
     @abstractmethod
     def batch(self, epoch: int, number: int) -> tuple[Rows, Rows]:
@@ -118,20 +109,15 @@ class SequentialOrder(Order):
     def __init__(self, shards: Shards, settings: LoaderSettings, rank: int) -> None:
         super().__init__(shards, settings, rank)
         self._size, self._world_size = settings.batch_size * settings.seq_len, settings.world_size
-        # The last rank has the fewest, and all stop there: otherwise ranks would wait for each other forever.
-        self._batches = 0
         self._tokens = Latest(self._map)
 
     def has(self, epoch: int, number: int) -> bool:
         while number >= self._batches and self._shards.has(len(self._ends)):
             tokens = self._shards.known[len(self._ends)].file.tokens
             self._ends.append(self._counted + self._count_batches(tokens, self._rank))
+            # The last rank has the fewest, and all stop there: otherwise ranks would wait for each other forever.
             self._batches += self._count_batches(tokens, self._world_size - 1)
         return number < self._batches
-
-    def count(self, epoch: int) -> int:
-        self.has(epoch, sys.maxsize)
-        return self._batches
 
     def batch(self, epoch: int, number: int) -> tuple[Rows, Rows]:
         shard, step = self._find(number)
@@ -174,20 +160,16 @@ class RowOrder(Order):
 
     def has(self, epoch: int, number: int) -> bool:
         if epoch != self._epoch:
-            self._epoch, self._ends, self._turns = epoch, [], None
-        needed = (number + 1) * self._rows_per_step
-        while needed > self._counted and self._has_turn(len(self._ends)):
+            self._epoch, self._ends, self._batches, self._turns = epoch, [], 0, None
+        while number >= self._batches and self._has_turn(len(self._ends)):
             shard = self._shard(len(self._ends))
             if self._settings.align:
                 rows = len(self._rows[self._epoch, shard][1])
             else:
                 rows = self._count_unaligned(self._shards.known[shard].file.tokens)
             self._ends.append(self._counted + rows)
-        return needed <= self._counted
-
-    def count(self, epoch: int) -> int:
-        self.has(epoch, sys.maxsize)
-        return self._counted // self._rows_per_step
+            self._batches = self._counted // self._rows_per_step
+        return number < self._batches
 
     def batch(self, epoch: int, number: int) -> tuple[Rows, Rows]:
         size = self._settings.batch_size
@@ -206,7 +188,6 @@ class RowOrder(Order):
         return max(0, tokens - 1) // self._seq_len
 
     def _has_turn(self, turn: int) -> bool:
-        """Return whether the epoch has another shard."""
         if self._epoch == 0 and self._settings.follow:
             return self._shards.has(turn)
         if self._turns is None:
@@ -231,11 +212,17 @@ class RowOrder(Order):
         if following < len(turns):
             known[turns[following]].fetch_ahead()
         generator = np.random.default_rng([self._settings.seed or 0, epoch, number])
-        stream, boundaries = self._arrange(known[number], generator)
+        stream, documents = self._arrange(known[number], generator)
+        tokens = len(stream)
         if self._settings.align:
-            begins = align_rows(boundaries, len(stream), self._seq_len)
+            next_document = documents.searchsorted(documents + self._seq_len)  # the first one after each row
+            aligned, place = [], 0
+            while place < len(documents) and (begin := int(documents[place])) + self._seq_len < tokens:
+                aligned.append(begin)
+                place = int(next_document[place])
+            begins = np.array(aligned, np.int64)
         else:
-            begins = np.arange(self._count_unaligned(len(stream)), dtype=np.int64) * self._seq_len
+            begins = np.arange(self._count_unaligned(tokens), dtype=np.int64) * self._seq_len
         if self._shuffle == "rows":
             begins = begins[generator.permutation(len(begins))]
         return stream, begins
@@ -244,8 +231,8 @@ class RowOrder(Order):
         """Return the shard's tokens in the order in which they are cut into rows, and the starts of documents."""
         tokens = shard.map()
         if self._shuffle != "documents":
-            boundaries = shard.document_starts() if self._settings.align else np.empty(0, np.int64)
-            return Stream(tokens, np.array([0]), np.array([len(tokens)])), boundaries
+            documents = shard.document_starts() if self._settings.align else np.empty(0, np.int64)
+            return Stream(tokens, np.array([0]), np.array([len(tokens)])), documents
         begins = shard.document_starts()
         if not self._settings.align and (not len(begins) or begins[0]):
             begins = np.concatenate([np.zeros(1, np.int64), begins])  # the rest of the previous shard's last document

@@ -20,7 +20,6 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +89,8 @@ class ShardCache:
             with open_own(self._lock_path(piece.sha256), "a+b") as lock:
                 lock_file(lock)
                 try:
-                    self._download(store, piece)
+                    if not self._has(piece):  # otherwise another process has fetched it
+                        self._download(store, piece)
                 finally:
                     unlock(lock)
         except OSError as error:
@@ -104,8 +104,6 @@ class ShardCache:
 
     def _download(self, store: Store, piece: ShardRecord) -> None:
         """Fetch a piece and check its hash. The caller holds its lock."""
-        if self._has(piece):  # another process has fetched it
-            return
         self._make_room(self.limit_bytes - piece.bytes)
         part = self.folder / f"{piece.sha256}.{secrets.token_hex(4)}.part"
         end = piece.offset + piece.bytes
@@ -150,7 +148,6 @@ class ShardCache:
 
 def _remove_unlocked(path: Path, lock: Path) -> bool:
     """Delete a file if its lock is free; return whether it was deleted."""
-    file: BinaryIO
     with open_own(lock, "rb") as file:
         if not try_lock(file):
             return False

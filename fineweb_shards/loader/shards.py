@@ -33,7 +33,7 @@ from fineweb_shards.reading.token_file import (
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest, parse_manifest
+from fineweb_shards.store.manifest import parse_manifest
 from fineweb_shards.store.opening import READING_OUTAGE_SECONDS
 from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.retry import Clock
@@ -65,7 +65,6 @@ class LoaderSettings:
 
     @property
     def needs_documents(self) -> bool:
-        """Whether the positions of documents are needed."""
         return self.align is not None or self.shuffle == "documents"
 
 
@@ -89,7 +88,6 @@ class Shard:
             PiecedTokens(self.file, self.bucket).fetch_ahead()
 
     def document_starts(self) -> Positions:
-        """Return the positions in the shard where documents begin."""
         assert self.vocabulary is not None
         mid_document = self.before is not None and self.before.ends_mid_document(self.vocabulary)
         return document_starts(self.map(), self.vocabulary, eot_first=self.eot_first, starts_mid_document=mid_document)
@@ -130,8 +128,13 @@ def open_shards(
         except OSError as error:
             raise InputError(f"{shards}: {error.strerror}.", "Name a folder of shards.") from error
         found = list(_open_in(folder, names, cache))
-    else:
-        found = _open_list(shards, cache)
+    else:  # files, perhaps of several folders
+        by_folder: dict[str, list[str]] = {}
+        for location in shards:
+            parent, name = split_location(location)
+            by_folder.setdefault(parent, []).append(name)
+        opened = {parent: _open_in(open_folder(parent, cache), names, cache) for parent, names in by_folder.items()}
+        found = [next(opened[split_location(location)[0]]) for location in shards]
     if not found:
         raise InputError(f"{shards}: there is no token file with {split!r} in its name.", "Check the split.")
     if not settings.needs_documents:
@@ -161,16 +164,6 @@ def divide(shards: Iterable[Shard]) -> list[Shard]:
     return parts
 
 
-def _open_list(locations: Sequence[str | Path], cache: ShardCache) -> list[Shard]:
-    """Open files, perhaps of several folders, by their paths or addresses."""
-    names: dict[str, list[str]] = {}
-    for location in locations:
-        folder, name = split_location(location)
-        names.setdefault(folder, []).append(name)
-    opened = {folder: _open_in(open_folder(folder, cache), names[folder], cache) for folder in names}
-    return [next(opened[split_location(location)[0]]) for location in locations]
-
-
 def _open_in(folder: TokenFolder, names: Sequence[str], cache: ShardCache) -> Iterator[Shard]:
     """Open files of a folder. Those in a bucket must be in our manifest, which has their hashes; moreover, fetching the
     headers of thousands of shards would take minutes."""
@@ -192,13 +185,10 @@ def _recorded_shard(
     folder: TokenFolder, shard_format: ShardFormat, records: Sequence[ShardRecord], cache: ShardCache
 ) -> Shard:
     """Return consecutive segments of a file as a shard."""
-    first, store = records[0], folder.store
-    begin = max(first.offset, shard_format.header_bytes)
+    begin = max(records[0].offset, shard_format.header_bytes)
     tokens = sum(record.tokens for record in records)
-    file = TokenFile(folder, first.name, shard_format.layout.name, begin, tokens, shard_format.read_dtype)
-    if not store.is_remote:
-        return Shard(file)
-    return Shard(file, bucket=BucketPieces(store, tuple(records), cache))
+    file = TokenFile(folder, records[0].name, shard_format.layout.name, begin, tokens, shard_format.read_dtype)
+    return Shard(file, bucket=BucketPieces(folder.store, tuple(records), cache) if folder.store.is_remote else None)
 
 
 def _with_vocabulary(shard: Shard, eot: int | None) -> Shard:
@@ -273,16 +263,10 @@ class FollowedShards(Shards):
                     "Restart the training, or restore the shards.",
                 )
         self._version = version
-        if len(manifest.shards) >= len(self._records):  # fewer: a build makes lost files again
-            self._records = manifest.shards
-            self.known = self._list_shards(manifest)
-            self.complete = manifest.complete
-        return True
-
-    def _list_shards(self, manifest: Manifest) -> list[Shard]:
-        documents = self._settings.needs_documents
+        if len(manifest.shards) < len(self._records):  # a build makes lost files again
+            return True
+        documents, eot_first = self._settings.needs_documents, manifest.layout.eot_first
         vocabulary = with_eot(manifest.vocabulary, self._settings.eot) if documents else None
-        eot_first = manifest.layout.eot_first
         last: dict[str, TokenFile] = {}  # the last shard of each stream
         shards = []
         for record in manifest.shards:
@@ -293,7 +277,9 @@ class FollowedShards(Shards):
                 before = None if eot_first else last.get(stream)
                 shards.append(replace(shard, vocabulary=vocabulary, eot_first=eot_first, before=before))
             last[stream] = shard.file
-        return divide(shards) if documents else shards
+        self._records, self.complete = manifest.shards, manifest.complete
+        self.known = divide(shards) if documents else shards
+        return True
 
     def _stopped(self) -> InputError:
         """Return the error that no build is running here, with the next step."""

@@ -85,10 +85,10 @@ def open_target(location: str | Path) -> Target:
     if len(positions) > 1:
         raise InputError(f"{location}: there are files of several layouts here.", "Name one of the files.")
     eot_first = positions.pop()
-    known = load_token_bytes(vocabulary)
+    load_token_bytes(vocabulary)  # a missing file is reported first
     before = None if eot_first else token_file.file_before(files[0])
     mid_document = before is not None and before.ends_mid_document(vocabulary)
-    return Target(str(location), tuple(files), eot_first, known, mid_document)
+    return Target(str(location), tuple(files), eot_first, vocabulary, mid_document)
 
 
 def count(target: Target) -> TokenStatistics:
@@ -178,7 +178,7 @@ def write_token_bytes(path: Path, vocabulary: Vocabulary) -> None:
     """Write the number of text bytes of every id, 0 for EOT and other special ids, to an .npy file. UsageError if
     another file has that name: it may be a shard."""
     counts = np.zeros(vocabulary.size, np.int32)
-    known = load_token_bytes(vocabulary).token_bytes
+    known = load_token_bytes(vocabulary)
     counts[: len(known)] = [len(token) for token in known]
     content = io.BytesIO()
     np.save(content, counts)

@@ -93,7 +93,7 @@ class TokenStatistics:
     @property
     def text_bytes(self) -> int:
         """The number of text bytes of all tokens."""
-        lengths = [len(token) for token in load_token_bytes(self.vocabulary).token_bytes]
+        lengths = [len(token) for token in load_token_bytes(self.vocabulary)]
         return int(self.frequencies[: len(lengths)] @ np.array(lengths, np.int64))
 
     @property
@@ -252,6 +252,6 @@ def _sample_at(
 
 def spell(token: int, vocabulary: Vocabulary) -> str:
     """Return a token's text with visible signs for white space, and numbers for bytes that are not text."""
-    text = load_token_bytes(vocabulary).token_bytes[token].decode("utf-8", "backslashreplace")
+    text = load_token_bytes(vocabulary)[token].decode("utf-8", "backslashreplace")
     signs = {" ": "␣", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
     return "".join(signs.get(char) or (char if char.isprintable() else f"U+{ord(char):04X}") for char in text)

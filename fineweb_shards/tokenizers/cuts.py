@@ -224,7 +224,9 @@ class SeamMender:
         """
         want_left = want_right = _FIRST_WINDOW_TOKENS
         while True:
-            n_left = self._widen_left(left, want_left)
+            n_left = min(want_left, len(left))
+            while n_left < len(left) and self._continues_character(int(left[-n_left])):
+                n_left += 1
             n_right = self._widen_right(right, want_right)
             window = b"".join(
                 self._token_bytes[token] for token in (*left[len(left) - n_left :].tolist(), *right[:n_right].tolist())
@@ -241,13 +243,6 @@ class SeamMender:
             if not right_fits:
                 want_right *= 4
 
-    def _widen_left(self, tokens: Ids, wanted: int) -> int:
-        """Return how many tokens to take from the end: `wanted`, or more, to begin with a whole character."""
-        count = min(wanted, len(tokens))
-        while count < len(tokens) and self._continues_character(int(tokens[-count])):
-            count += 1
-        return count
-
     def _widen_right(self, tokens: Ids, wanted: int) -> int:
         """Return how many tokens to take from the start: `wanted`, or more, to end with a whole character that is not
         white space. A window that ends in white space would be split differently from the whole text: a run of it is
@@ -262,5 +257,4 @@ class SeamMender:
         return count
 
     def _continues_character(self, token: int) -> bool:
-        """Return whether a token begins with a UTF-8 continuation byte."""
         return self._token_bytes[token][0] & 0xC0 == 0x80

@@ -53,7 +53,20 @@ class Definition:
         """Write the file into a folder, unless it exists; return the vocabulary that refers to it."""
         if not self.data:
             return self.vocabulary
-        _save(self.vocabulary, self.data, folder)
+        path = folder / FILE_NAMES[self.vocabulary.reference]
+        if len(self.data) > MOST_BYTES:  # the copy could not be read
+            raise InputError(
+                f"{self.vocabulary.name}: {len(self.data):,} bytes; at most {MOST_BYTES:,} are allowed for a "
+                "tokenizer.",
+                "Check --tokenizer.",
+            )
+        try:
+            make_folder(folder)
+            is_saved = is_plain_file(path) and read_file(path, MOST_BYTES) == self.data
+        except OSError as error:
+            raise output_error(path, error) from error
+        if not is_saved:
+            write_file(path, self.data, folder)
         return replace(self.vocabulary, folder=str(folder))
 
 
@@ -84,23 +97,7 @@ def copy_definition(vocabulary: Vocabulary, folder: Path) -> None:
     """Copy a tokenizer's file, if it has one, into another folder."""
     path = Path(vocabulary.folder, FILE_NAMES[vocabulary.reference])
     if vocabulary != GPT2 and vocabulary.folder and is_plain_file(path):
-        _save(vocabulary, load_definition(vocabulary), folder)
-
-
-def _save(vocabulary: Vocabulary, data: bytes, folder: Path) -> None:
-    path = folder / FILE_NAMES[vocabulary.reference]
-    if len(data) > MOST_BYTES:  # the copy could not be read
-        raise InputError(
-            f"{vocabulary.name}: {len(data):,} bytes; at most {MOST_BYTES:,} are allowed for a tokenizer.",
-            "Check --tokenizer.",
-        )
-    try:
-        make_folder(folder)
-        is_saved = is_plain_file(path) and read_file(path, MOST_BYTES) == data
-    except OSError as error:
-        raise output_error(path, error) from error
-    if not is_saved:
-        write_file(path, data, folder)
+        Definition(vocabulary, load_definition(vocabulary), {}).save(folder)
 
 
 GPT2_DEFINITION = Definition(GPT2, b"", {"<|endoftext|>": GPT2.eot})

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from functools import cache, cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fineweb_shards.errors import ExactnessError
 from fineweb_shards.texts import Ids, Texts, TokenLists
@@ -39,18 +38,10 @@ SAMPLE_BYTES = 16 * 1024
 _LONGEST_WHOLE_BYTES = 2**20
 
 
-def place_eots(chunk: TextChunk, lengths: NDArray[np.int64], *, eot_first: bool) -> Positions:
-    """Return the positions of the EOTs among the tokens of documents of these lengths, EOTs included.
-
-    A document that continues from the previous chunk, or in the next, has no EOT on that side.
-    """
-    ends = np.cumsum(lengths)
-    eots: Positions = (ends - lengths if eot_first else ends) + np.arange(len(lengths))
-    if len(eots) and eot_first and chunk.starts_mid_document:
-        eots = eots[1:] - 1
-    if len(eots) and not eot_first and chunk.ends_mid_document:
-        eots = eots[:-1]
-    return eots
+def outer_eots(chunk: TextChunk, *, eot_first: bool) -> tuple[int, int]:
+    """Return how many EOTs (0 or 1) to drop at each end of the documents of a chunk, with EOTs before, between and
+    after them. A document that continues from the previous chunk, or in the next, has no EOT on that side."""
+    return int(chunk.starts_mid_document or not eot_first), int(chunk.ends_mid_document or eot_first)
 
 
 @cache
@@ -60,8 +51,7 @@ def make_mender(vocabulary: Vocabulary) -> SeamMender:
     encoder = Encoder(reference, reference, eot_first=True, seed=0)
     # With an Encoder, because tiktoken alone panics on very long windows.
     return SeamMender(
-        lambda text: encoder.encode_documents(Texts.from_strings([text]))[0].tolist(),
-        load_token_bytes(vocabulary).token_bytes,
+        lambda text: encoder.encode_documents(Texts.from_strings([text]))[0].tolist(), load_token_bytes(vocabulary)
     )
 
 
@@ -107,16 +97,21 @@ class Encoder:
         if not isinstance(self._engine, Reference):
             self._check_sample(chunk, JoinedIds(tokens[:-1], positions[:-1]), where)
         lengths = np.diff(positions) - 1
-        wrong = list(_token_count_mismatches(chunk, lengths, where))
-        # Drop the EOT after the last document or, if EOTs come after documents, the one before the first; and those
-        # where a document continues from the previous chunk, or in the next.
-        first = int(chunk.starts_mid_document or not self._eot_first)
-        last = int(chunk.ends_mid_document or self._eot_first)
+        wrong: list[str] = []
+        for origin in chunk.origins:
+            if origin.tokens is not None:
+                ours = lengths[origin.first : origin.first + origin.count]
+                wrong += [
+                    f"{where}: document {find_origin(chunk, origin.first + i)[1]} has {ours[i]:,} tokens, "
+                    f"its token_count says {origin.tokens[i]:,}"
+                    for i in np.flatnonzero((ours != origin.tokens) & (origin.tokens >= 0)).tolist()
+                ]
+        first, last = outer_eots(chunk, eot_first=self._eot_first)
         return EncodedBlock(
             start=chunk.start,
             end=chunk.end,
             tokens=tokens[first : len(tokens) - last],
-            eots=place_eots(chunk, lengths, eot_first=self._eot_first),
+            eots=positions[first : len(positions) - last] - first,
             starts_at_seam=chunk.starts_at_seam,
             ends_at_seam=chunk.ends_at_seam,
             ends_mid_document=chunk.ends_mid_document,
@@ -216,19 +211,6 @@ class Encoder:
                 )
 
 
-def _token_count_mismatches(chunk: TextChunk, lengths: NDArray[np.int64], where: str) -> Iterator[str]:
-    """Yield a sentence for each document whose token_count in the source is wrong."""
-    for origin in chunk.origins:
-        if origin.tokens is None:
-            continue
-        ours = lengths[origin.first : origin.first + origin.count]
-        for i in np.flatnonzero((ours != origin.tokens) & (origin.tokens >= 0)).tolist():
-            yield (
-                f"{where}: document {find_origin(chunk, origin.first + i)[1]} has {ours[i]:,} tokens, "
-                f"its token_count says {origin.tokens[i]:,}"
-            )
-
-
 class TokenJoiner:
     """Replaces an Encoder if the input is a column of ids (--tokens-column). Can't fail, because formats/rows.py has
     checked the ids."""
@@ -238,27 +220,23 @@ class TokenJoiner:
         self._eot_first = eot_first
 
     def join(self, chunk: TextChunk) -> EncodedBlock:
-        """Return the chunk's tokens with EOTs."""
         lists = chunk.documents
         if not isinstance(lists, TokenLists):
             assert not lists, "text has to be encoded"
             lists = TokenLists()
         if lists.eots is not None:
-            mid = chunk.ends_mid_document
-            return EncodedBlock(chunk.start, chunk.end, lists.ids, lists.eots, ends_mid_document=mid)
-        lengths = lists.lengths
-        eots = place_eots(chunk, lengths, eot_first=self._eot_first)
-        tokens: Tokens = np.empty(int(lengths.sum()) + len(eots), self.vocabulary.dtype)
-        is_id = np.ones(len(tokens), np.bool_)
-        is_id[eots] = False
-        if lists:
-            tokens[is_id] = lists.ids
-        tokens[eots] = self.vocabulary.eot
+            tokens, eots = lists.ids, lists.eots
+        else:
+            first, last = outer_eots(chunk, eot_first=self._eot_first)
+            positions = np.concatenate([np.zeros(1, np.int64), np.cumsum(lists.lengths + 1)])
+            eots = positions[first : len(positions) - last] - first
+            ids = lists.ids if lists else np.empty(0, self.vocabulary.dtype)
+            tokens = np.insert(ids, eots - np.arange(len(eots)), self.vocabulary.eot)
         return EncodedBlock(
-            start=chunk.start,
-            end=chunk.end,
-            tokens=tokens,
-            eots=eots,
+            chunk.start,
+            chunk.end,
+            tokens,
+            eots,
             ends_mid_document=chunk.ends_mid_document,
             counts=chunk.counts,
             problems=chunk.problems,

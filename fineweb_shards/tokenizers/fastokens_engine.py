@@ -26,7 +26,8 @@ from fineweb_shards.vocabulary import Vocabulary
 
 
 class FastokensEngine(Engine):
-    """The engine that `auto` takes if gigatoken is not installed, or does not support the pattern."""
+    """The engine that `auto` takes if gigatoken is not installed, or does not support the tokenizer: nanochat's
+    pattern, Llama 2, Gemma, StarCoder, BLOOM. For these it is 2 to 13 times as fast as the reference."""
 
     name = "fastokens"
 

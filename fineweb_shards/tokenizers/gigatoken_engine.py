@@ -63,16 +63,8 @@ class GigatokenEngine(Engine):
         if not self._knows_boundary:
             yield from join_ids([self._encode_alone(text) for text in texts.iter_bytes()])
             return
-        held: list[memoryview] = []
-        held_bytes = 0
-        for view in texts.iter_views():
-            held.append(view)
-            held_bytes += len(view)
-            if held_bytes >= _CALL_BYTES:
-                yield from self._encode_together(held)
-                held, held_bytes = [], 0
-        if held:
-            yield from self._encode_together(held)
+        for part in texts.parts(_CALL_BYTES):
+            yield from self._encode_together(part)
 
     def _encode_together(self, texts: list[memoryview]) -> Iterator[JoinedIds]:
         """Encode texts with one call. The boundary in front of each takes one id, where its EOT will be."""

@@ -7,7 +7,6 @@ loaded when needed, once per process. With them `decode` turns tokens into bytes
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache, lru_cache
 
 import numpy as np
@@ -50,16 +49,13 @@ def _make_reference(vocabulary: Vocabulary, folder: str) -> Reference:
     return REFERENCES[vocabulary.reference](vocabulary)
 
 
-def load_token_bytes(vocabulary: Vocabulary) -> Vocabulary:
-    """Return the vocabulary with the bytes of its tokens; UsageError if its file is missing."""
-    return vocabulary if vocabulary.token_bytes else _load(vocabulary)
-
-
 @lru_cache(maxsize=2)
-def _load(vocabulary: Vocabulary) -> Vocabulary:
+def load_token_bytes(vocabulary: Vocabulary) -> tuple[bytes, ...]:
+    """Return the bytes of a vocabulary's tokens, by id; empty for EOT and all other ids that no text contains.
+    UsageError if its file is missing."""
     tokens = list(make_reference(vocabulary).load_token_bytes())
     tokens[vocabulary.eot] = b""
-    return replace(vocabulary, token_bytes=tuple(tokens))
+    return tuple(tokens)
 
 
 def decode(tokens: Tokens, vocabulary: Vocabulary) -> bytes:
@@ -84,9 +80,7 @@ def decode(tokens: Tokens, vocabulary: Vocabulary) -> bytes:
 def _byte_table(vocabulary: Vocabulary) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     """Return the joined bytes of all tokens, with their starts and lengths. After the last token comes the replacement
     for all invalid ids."""
-    known = load_token_bytes(vocabulary).token_bytes
-    spelled = [token.replace(BOUNDARY, _REPLACEMENT) for token in known]
-    spelled += [_REPLACEMENT] * (vocabulary.size + 1 - len(known))
+    spelled = [token.replace(BOUNDARY, _REPLACEMENT) for token in load_token_bytes(vocabulary)] + [_REPLACEMENT]
     spelled[vocabulary.eot] = BOUNDARY
     lengths = np.array([len(token) for token in spelled], np.int64)
     return np.frombuffer(b"".join(spelled), np.uint8), np.cumsum(lengths) - lengths, lengths

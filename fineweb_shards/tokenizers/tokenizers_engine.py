@@ -45,7 +45,8 @@ class TokenizersEngine(Reference):
         ids: list[Ids] = []
         for part in texts.parts(_CALL_BYTES):
             # "fast": without the tokens' offsets in the text.
-            encoded = self.tokenizer.encode_batch_fast(part, add_special_tokens=False)
+            strings = [str(view, "utf-8") for view in part]
+            encoded = self.tokenizer.encode_batch_fast(strings, add_special_tokens=False)
             ids += [np.array(one.ids, np.uint32) for one in encoded]
         return ids
 

@@ -58,7 +58,6 @@ def hostile_strings() -> list[str]:
 
 
 def digest_tokens(documents: Iterable[Ids]) -> str:
-    """Return the SHA-256 of the lengths and tokens of documents."""
     digest = hashlib.sha256()
     for tokens in documents:
         digest.update(len(tokens).to_bytes(4, "little") + tokens.astype("<u4").tobytes())
@@ -225,7 +224,7 @@ def check_reference(reference: Reference, special_tokens: Iterable[str]) -> None
             )
     if vocabulary.reference != "tiktoken" or vocabulary.pattern in PATTERNS:
         return  # the others may have normalizers, which change text
-    tokens = load_token_bytes(vocabulary).token_bytes
+    tokens = load_token_bytes(vocabulary)
     for text in Texts.from_strings(hostile_strings()):
         found = b"".join(tokens[token] for token in reference.encode_text(text))
         if found != text.encode():
@@ -239,7 +238,7 @@ def check_reference(reference: Reference, special_tokens: Iterable[str]) -> None
 def own_strings(vocabulary: Vocabulary, names: Iterable[str]) -> list[str]:
     """Return texts made of a vocabulary's own tokens: alone, before and after others, and the longest ones; and all
     `names` of special and added tokens, in every position."""
-    tokens = [token.decode("utf-8", "ignore") for token in load_token_bytes(vocabulary).token_bytes if token]
+    tokens = [token.decode("utf-8", "ignore") for token in load_token_bytes(vocabulary) if token]
     chooser = random.Random(vocabulary.sha256)  # noqa: S311, RUF100
     chosen = chooser.sample(tokens, min(_OWN_TOKENS, len(tokens)))
     longest = sorted(tokens, key=len)[-100:]

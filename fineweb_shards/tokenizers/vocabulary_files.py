@@ -18,7 +18,6 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +73,8 @@ def parse_ranks(data: bytes, name: str) -> Ranks:
 
 def format_ranks(ranks: Ranks) -> bytes:
     """Return the lines of a rank file, in the order of the ranks. The published files are exactly that."""
-    return b"".join(b2a_base64(token, newline=False) + b" %d\n" % rank for token, rank in sort_ranks(ranks))
-
-
-def sort_ranks(ranks: Ranks) -> list[tuple[bytes, int]]:
-    """Return tokens and ranks in the order of the ranks."""
-    return sorted(ranks.items(), key=lambda one: one[1])
+    tokens = sorted(ranks, key=ranks.__getitem__)
+    return b"".join(b2a_base64(token, newline=False) + b" %d\n" % ranks[token] for token in tokens)
 
 
 def _parse_line(line: bytes) -> tuple[bytes, int]:
@@ -100,29 +95,22 @@ def _is_line(line: bytes) -> bool:
 
 def load_gpt2_ranks() -> Ranks:
     """Load the 50,256 byte strings of GPT-2 with their ranks, which are their token ids."""
-    data = _read_checked(resources.files(__package__) / RANKS_FILE, GPT2.sha256)
-    # Without parsing the lines: the published file is in the order of the ranks.
-    return {token: rank for rank, token in enumerate(map(a2b_base64, data.split()[::2]))}
+    with open_gpt2_ranks() as path:
+        # Without parsing the lines: the published file is in the order of the ranks.
+        return {token: rank for rank, token in enumerate(map(a2b_base64, path.read_bytes().split()[::2]))}
 
 
 @contextmanager
 def open_gpt2_ranks() -> Iterator[Path]:
-    """Provide the path of the checked rank file, for a library that reads it itself."""
+    """Provide the path of the rank file in the package; ShardError unless it is exactly the one that was released."""
     with resources.as_file(resources.files(__package__) / RANKS_FILE) as path:
-        _read_checked(path, GPT2.sha256)
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if found != GPT2.sha256:
+            raise ShardError(
+                f"The GPT-2 vocabulary in the package is damaged: {RANKS_FILE} has SHA-256 {found}, not {GPT2.sha256}.",
+                "Install fineweb_shards again.",
+            )
         yield path
-
-
-def _read_checked(file: Traversable, expected: str) -> bytes:
-    """Read a file of the package; ShardError unless it is exactly the one that was released."""
-    data = file.read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if found != expected:
-        raise ShardError(
-            f"The GPT-2 vocabulary in the package is damaged: {file.name} has SHA-256 {found}, not {expected}.",
-            "Install fineweb_shards again.",
-        )
-    return data
 
 
 def is_gpt2_text(vocabulary: Vocabulary) -> bool:
@@ -131,7 +119,6 @@ def is_gpt2_text(vocabulary: Vocabulary) -> bool:
 
 
 def load_ranks(vocabulary: Vocabulary) -> Ranks:
-    """Load the ranks of a vocabulary that is defined by a rank file."""
     if vocabulary.sha256 == GPT2.sha256:
         return load_gpt2_ranks()
     return parse_ranks(load_definition(vocabulary), FILE_NAMES[vocabulary.reference])
@@ -179,7 +166,7 @@ def list_merges(ranks: Ranks) -> Merges:
     (In Llama 3, one merge for each token would leave 678 unreachable.)
     """
     merges: Merges = []
-    for token, _ in sort_ranks(ranks):
+    for token in sorted(ranks, key=ranks.__getitem__):
         cuts = ((token[:i], token[i:]) for i in range(1, len(token)))
         pairs = [(left, right) for left, right in cuts if left in ranks and right in ranks]
         merges += sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
@@ -187,7 +174,6 @@ def list_merges(ranks: Ranks) -> Merges:
 
 
 def ranks_to_json(ranks: Ranks, merges: Merges, pattern: Pattern, added: list[dict[str, Any]]) -> str:
-    """Return a `tokenizer.json` for ranks, with `added` tokens."""
     letters = byte_letters()
 
     def spell(token: bytes) -> str:

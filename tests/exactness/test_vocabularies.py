@@ -105,7 +105,7 @@ def test_tokens_have_their_bytes(tokenizer: Tokenizer, source: Path, tmp_path: P
     assert done.returncode == 0, done.stderr
     manifest = load_manifest(tmp_path / "out")
     assert manifest is not None
-    table = load_token_bytes(manifest.vocabulary).token_bytes
+    table = load_token_bytes(manifest.vocabulary)
     assert (len(table), table[tokenizer.eot]) == (tokenizer.size, b"")
     spelled = [b"".join(table[token] for token in tokenizer.encode(text)) for text in DOCUMENTS]
     if not tokenizer.has_normalizer:

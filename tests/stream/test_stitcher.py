@@ -24,7 +24,7 @@ def encoded(text: str, *, eot: bool = False, **more: object) -> EncodedBlock:
 
 
 def stitched(*blocks: EncodedBlock) -> list[TokenBlock]:
-    mender = SeamMender(reference.encode, load_token_bytes(GPT2).token_bytes)
+    mender = SeamMender(reference.encode, load_token_bytes(GPT2))
     return list(stitch(blocks, lambda: mender, (Cursor(0, 0),)))
 
 
@@ -98,7 +98,7 @@ def test_seams_of_two_parts_do_not_meet() -> None:
         left = encoded(letter * 7, eot=True, start=Cursor(0, 0), end=end, ends_at_seam=True, part=part)
         right = encoded(letter * 6, start=None, end=Cursor(0, 13), starts_at_seam=True, part=part)
         blocks.append([left, right])
-    mender = SeamMender(reference.encode, load_token_bytes(GPT2).token_bytes)
+    mender = SeamMender(reference.encode, load_token_bytes(GPT2))
     for order in ([0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1]):
         queues = [iter(one) for one in blocks]
         found: list[list[int]] = [[], []]

@@ -25,7 +25,7 @@ nasty = st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=60).map("".join
 
 @cache
 def make_mender() -> SeamMender:
-    return SeamMender(reference.encode, load_token_bytes(GPT2).token_bytes)
+    return SeamMender(reference.encode, load_token_bytes(GPT2))
 
 
 @pytest.fixture
