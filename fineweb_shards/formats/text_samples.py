@@ -32,15 +32,7 @@ _LEAST_ILLEGIBLE_BYTES = 4  # a file may consist of a name in Latin-1
 # Controls other than \b \t \n \v \f \r and ESC, and what the error handler `surrogateescape` makes of invalid bytes.
 _ILLEGIBLE = re.compile("[\0-\x07\x0e-\x1a\x1c-\x1f\x7f\udc80-\udcff]")
 # How files begin of which a large part may be legible: UTF-16; PDF, parquet, Arrow (a file, a stream) and zip.
-_NOT_TEXT = (
-    codecs.BOM_UTF16_LE,
-    codecs.BOM_UTF16_BE,
-    b"%PDF-",
-    b"PAR1",
-    b"ARROW1\0\0",
-    b"\xff\xff\xff\xff",
-    b"PK\x03\x04",
-)
+_NOT_TEXT = (b"\xff\xfe", b"\xfe\xff", b"%PDF-", b"PAR1", b"ARROW1\0\0", b"\xff\xff\xff\xff", b"PK\x03\x04")
 
 
 def check_is_text(file: InputFile, head: bytes) -> None:

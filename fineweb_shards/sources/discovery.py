@@ -6,6 +6,7 @@ link to a parent folder causes no loop, and one to a sibling no duplicates.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fnmatch
 import glob
@@ -102,17 +103,23 @@ def _expand(flag: str, text: str, search: Search) -> list[Found]:
         return _expand_url(flag, text, search)
     text = text.replace("{stdlib}", sysconfig.get_path("stdlib"))
     path = Path(os.path.expanduser(text))
+    why = "neither a file nor a folder"
     try:
         mode = os.stat(path).st_mode
-    except OSError:
-        mode = 0
+    except OSError as error:
+        mode, why = 0, _why_unreadable(path, error)
     if stat.S_ISREG(mode):
         return [Found(str(path), path.name)]
     if stat.S_ISFIFO(mode):  # a fixed name, because the number of a shell's <(…) changes every time
         return [Found(str(path), "pipe" if path.parent.name == "fd" else path.name, is_pipe=True)]
     is_folder = stat.S_ISDIR(mode)
     if not is_folder and not glob.has_magic(text):
-        raise _missing_error(f"{flag} {text}", path)
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = sorted(map(readable_name, os.listdir(path.parent)))[:_COMPARED_NAMES]
+        match = closest(path.name, names)
+        hint = f"Did you mean {path.parent / match}?" if match else "Name a file, a folder or a glob that can be read."
+        raise InputError(f"{flag} {text}: {why}.", hint)
     root, pattern = str(path), _FOLDER_PATTERN
     if not is_folder:
         fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
@@ -181,7 +188,6 @@ class _Findings:
     files: list[str] = field(default_factory=list)  # sorted, so that the order is the same on every machine
     unreadable: dict[str, str] = field(default_factory=dict)  # name to reason
     not_files: list[str] = field(default_factory=list)  # folders that match a glob, sockets and the like
-    repeated_folders: list[str] = field(default_factory=list)  # links to folders read under another name
     objects: dict[str, ObjectInfo] = field(default_factory=dict)  # in a bucket, by name
 
     def path_of(self, name: str) -> str:
@@ -213,33 +219,9 @@ def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folde
     if skipped:
         count = show_number_of(len(skipped), "file")
         search.note(f"{given}: {count} skipped: unsupported file type: {first_few(skipped)}")
-    if findings.repeated_folders:
-        folders = first_few([readable_name(name) for name in sorted(findings.repeated_folders)])
-        search.note(f"{given}: not followed, because it leads to a folder that is read anyway: {folders}")
     problems = {name: f"{findings.path_of(name)}: {why}." for name, why in findings.unreadable.items()}
     names = sorted({*taken, *problems})
     return [Found(findings.path_of(name), name, problems.get(name), findings.objects.get(name)) for name in names]
-
-
-def _missing_error(given: str, path: Path) -> InputError:
-    """Return the error for a path that is neither a file nor a folder, with a suggestion, or what exists instead."""
-    why, hint = "neither a file nor a folder", "Name a file, a folder or a glob that can be read."
-    try:
-        os.stat(path)
-    except OSError as error:
-        why = _why_unreadable(path, error)
-    if why != "no such file or folder":
-        return InputError(f"{given}: {why}.", hint)
-    folder = path.parent
-    missing = next((one for one in reversed(path.parents) if not os.path.isdir(one)), None)
-    names = sorted(map(readable_name, os.listdir(folder))) if missing is None and os.access(folder, os.R_OK) else []
-    if missing is not None:
-        hint = f"The folder {missing} does not exist, either."
-    elif names:
-        here = "The current folder" if folder == Path() else str(folder)
-        match = closest(path.name, names[:_COMPARED_NAMES])
-        hint = f"Did you mean {folder / match}?" if match else f"{here} has {first_few(names)}."
-    return InputError(f"{given}: {why}.", hint)
 
 
 def _why_unreadable(path: str | Path, error: OSError) -> str:
@@ -258,19 +240,13 @@ def _walk(root: str, pattern: _Rest) -> _Findings:
         _, folder, wanted = heapq.heappop(folders)  # links last, so that a folder is read under its own path
         path = findings.path_of(folder)
         wanted |= {rest[1:] for rest in wanted if rest[0] == _ANY_DEPTH}
-        heads = {rest[0] for rest in wanted}
         try:
-            status = os.stat(path)
-            if any(glob.has_magic(part) for part in heads):
-                names = os.listdir(path)
-            else:  # without listing the folder, which may be forbidden
-                names = [part for part in heads if os.path.lexists(os.path.join(path, part))]
+            status, names = os.stat(path), os.listdir(path)
         except OSError as error:
             findings.unreadable[folder or "."] = f"the folder can't be read: {error.strerror}"
             continue
         key = (status.st_dev, status.st_ino, wanted)
         if key in read:
-            findings.repeated_folders.append(folder)
             continue
         read.add(key)
         for name in names:
@@ -292,7 +268,7 @@ def _walk(root: str, pattern: _Rest) -> _Findings:
 
 
 def _with_files(pattern: _Rest) -> _Rest:
-    """Return a pattern that matches files: a final `**` means the files in all folders."""
+    """Return the pattern, in which a final `**` means the files in all folders."""
     return (*pattern, "*") if pattern[-1] == _ANY_DEPTH else pattern
 
 
