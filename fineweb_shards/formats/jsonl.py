@@ -23,9 +23,9 @@ import orjson
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.base import decode_text
 from fineweb_shards.formats.columns import find_value
-from fineweb_shards.formats.ranges import ByteView, Range, next_target
+from fineweb_shards.formats.ranges import ByteView, next_target, with_bytes
 from fineweb_shards.formats.rows import TokenRows, parse_ids
-from fineweb_shards.formats.text import TextFormat, batches_of, go_to
+from fineweb_shards.formats.text import TextFormat, go_to
 from fineweb_shards.formats.text_samples import SAMPLE_BYTES, check_is_text
 from fineweb_shards.formats.where import kind_of
 from fineweb_shards.storage.place import InputFile
@@ -63,9 +63,9 @@ class JsonLinesFormat(TextFormat):
                 hint = f"Convert it first: jq -c '.[]' {shlex.quote(file.path)} > converted.jsonl"
                 raise BadFileError(f"{file.path}: this is one JSON array, not JSON lines.", hint)
             go_to(file, view, position)
-            yield from batches_of(file, view, self._ranges(file, view, position), "")
+            yield from with_bytes(view, self._ranges(file, view, position))
 
-    def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Range]:
+    def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Batch]:
         """Yield ranges of whole lines, about `batch_bytes` each; a line that is too long gets a range of its own."""
         while view.read_at(start, 1):
             target = next_target(start, self.settings.batch_bytes) - 1
@@ -74,13 +74,13 @@ class JsonLinesFormat(TextFormat):
                 line = start + view.read_at(start, target - start).rfind(b"\n") + 1
                 end = _find_line_end(view, line, line + MAX_LINE_BYTES)
             if end is not None:
-                yield Range(start, end)
+                yield Batch(file.index, start, end, end - start)
             else:
                 if line > start:
-                    yield Range(start, line)
+                    yield Batch(file.index, start, line, line - start)
                 end = skip_line(view, line)
                 if not view.is_cut_off_at(end):
-                    yield Range(line, end, problem=self.leave_out(_too_long(file, line)))
+                    yield Batch(file.index, line, end, 0, problem=self.leave_out(_too_long(file, line)))
             start = end
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:

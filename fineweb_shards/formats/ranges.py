@@ -10,7 +10,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from fineweb_shards.storage.streams import (
 )
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, LONGEST_UNCUT_BYTES, find_cut
-from fineweb_shards.types import Positions
+from fineweb_shards.types import Batch, Positions
 from fineweb_shards.vocabulary import CutRule
 
 # How far to look for the end of a document that can't be cut. The encoder decides by the length of the text what is too
@@ -166,19 +167,18 @@ class StreamView(ByteView):
         self._stream.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A byte range of a file that becomes a batch."""
-
-    start: int
-    end: int
-    starts_mid_document: bool = False
-    ends_mid_document: bool = False
-    starts_at_seam: bool = False
-    ends_at_seam: bool = False
-    problem: str | None = None  # why the range is left out
-    is_kept: bool | None = None  # whether --sample keeps the last document, if this is only a part of it
-    is_uncut: bool = False  # too long to be encoded whole, and impossible to cut
+def with_bytes(view: ByteView, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the batches of a file: references if workers can read it themselves, else with the bytes."""
+    for batch in batches:
+        if isinstance(view, StreamView) and batch.problem is None:
+            payload = view.share_at(batch.position, batch.size_bytes)
+            batch = replace(batch, payload=payload, broken_off=view.is_cut_off_at(batch.end))
+            view.forget(batch.end)
+        elif batch.problem is None and not batch.size_bytes:
+            batch = replace(batch, payload=SharedBytes(b""))
+        yield batch
+    if isinstance(view, StreamView) and view.failure is not None:
+        raise view.failure
 
 
 def next_target(start: int, batch_bytes: int, distance: int = 0) -> int:
@@ -196,36 +196,44 @@ class _End(NamedTuple):
     uncut: int | None = None  # from here on the document is too long to be encoded whole, and impossible to cut
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RangeFinder:
-    """Divides a text into ranges of about `batch_bytes`; `rule` says where a long document may be cut."""
+    """Divides a text into ranges of about `batch_bytes`; `rule` says where a long document may be cut. `report_uncut`
+    receives where a part begins that can't be encoded, and returns the message."""
 
-    separator: Separator
+    file: int
+    separator_name: str
     batch_bytes: int
     rule: CutRule | None
+    report_uncut: Callable[[int], str]
     sample: RandomSample | None = None
 
-    def find_ranges(self, view: ByteView, start: int, starts_mid_document: bool) -> Iterator[Range]:
+    @cached_property
+    def separator(self) -> Separator:
+        return make_separator(self.separator_name)
+
+    def find_ranges(self, view: ByteView, start: int, starts_mid_document: bool) -> Iterator[Batch]:
         """Yield ranges from `start` to the end of the text. After too long a stretch without a separator or a place to
-        cut, the document ends at the last such place, and the rest becomes a range that can't be encoded (`is_uncut`).
-        Where that happens depends only on the text, not on the batch size."""
+        cut, the document ends at the last such place, and the rest becomes a range that can't be encoded. Where that
+        happens depends only on the text, not on the batch size."""
         seam, is_kept = False, None
         while view.read_at(start, 1):
             found = self._find_end(view, start, starts_mid_document)
             if self.sample is not None:
                 found, is_kept = self._decide(self.sample, view, start, found, is_kept if starts_mid_document else None)
-            if found.uncut is None:
-                end = found.position
-                yield Range(start, end, starts_mid_document, found.is_cut, seam, found.seam, is_kept=is_kept)
-            else:
-                if starts_mid_document or found.uncut > start:
-                    yield Range(start, found.uncut, starts_mid_document, is_kept=is_kept)
+            end = found.position if found.uncut is None else found.uncut
+            if found.uncut is None or starts_mid_document or end > start:
+                yield Batch(
+                    self.file, start, end, end - start, starts_mid_document, found.is_cut, seam, found.seam,
+                    separator=self.separator_name, is_kept=is_kept,
+                )  # fmt: skip
+            if found.uncut is not None:
                 searched = found.position
                 while (after := self._end_in_window(view, searched, _FAR_WINDOW_BYTES)) is None:
                     searched += _FAR_WINDOW_BYTES
                     view.forget(searched - self.separator.lookback)
                 end = after
-                yield Range(found.uncut, end, is_uncut=True)
+                yield Batch(self.file, found.uncut, end, 0, problem=self.report_uncut(found.uncut))
             start, starts_mid_document, seam = end, found.is_cut, found.seam
 
     def _decide(

@@ -20,23 +20,23 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fineweb_shards.errors import BadFileError, ChangedError, InputError
 from fineweb_shards.formats.base import Format, ReadSettings, decode_texts, is_utf8
 from fineweb_shards.formats.ranges import (
     FARTHEST_BYTES,
     ByteView,
-    Range,
     RangeFinder,
     RangeView,
     StreamView,
     make_separator,
+    with_bytes,
 )
 from fineweb_shards.formats.row_filter import RowFilter
 from fineweb_shards.formats.text_samples import AUTO, SAMPLE_BYTES, check_is_text, find_separator
 from fineweb_shards.storage.place import ByteSource, InputFile, Place
 from fineweb_shards.storage.streams import ReadAhead, open_stream
-from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import TextBuffer, Texts
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
@@ -80,23 +80,21 @@ class TextFormat(Format):
             go_to(file, view, position)
             has_mark = position == 0 and view.read_at(0, len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
             start = len(codecs.BOM_UTF8) if has_mark else position
-            rule = self.settings.vocabulary.cut_rule
-            finder = RangeFinder(make_separator(name), self.settings.batch_bytes, rule, self.settings.sample)
-            found = finder.find_ranges(view, start, starts_mid_document)
-            ranges = (self._report_uncut(file, part) if part.is_uncut else part for part in found)
-            for batch in batches_of(file, view, ranges, name):
+            rule, report_uncut = self.settings.vocabulary.cut_rule, partial(self._report_uncut, file)
+            finder = RangeFinder(file.index, name, self.settings.batch_bytes, rule, report_uncut, self.settings.sample)
+            for batch in with_bytes(view, finder.find_ranges(view, start, starts_mid_document)):
                 if batch.broken_off and batch.starts_mid_document:
                     self._refuse_torn(file, view, batch)
                 yield batch
 
-    def _report_uncut(self, file: InputFile, part: Range) -> Range:
+    def _report_uncut(self, file: InputFile, start: int) -> str:
         error = BadFileError(
-            f"{file.path}: from byte {part.start:,}, a document continues for over {FARTHEST_BYTES:,} bytes "
+            f"{file.path}: from byte {start:,}, a document continues for over {FARTHEST_BYTES:,} bytes "
             f"without a place where {self.settings.vocabulary.name} allows a cut.",
             "Name the string that separates documents (--separator), split the document, or leave out the rest of it: "
             "--on-bad-file skip.",
         )
-        return replace(part, problem=self.leave_out(error))
+        return self.leave_out(error)
 
     def _refuse_torn(self, file: InputFile, view: ByteView, batch: Batch) -> None:
         """Raise an error if damage cuts off a document longer than a batch, whose beginning is already encoded."""
@@ -178,36 +176,6 @@ class TextFormat(Format):
             self._streams.popitem()[1].close()
         while self._sources:
             self._sources.popitem()[1].close()
-
-
-def batches_of(file: InputFile, view: ByteView, ranges: Iterator[Range], separator: str) -> Iterator[Batch]:
-    """Turn ranges into batches: references if workers can read the file themselves, else with the bytes."""
-    for part in ranges:
-        if part.problem is not None:
-            yield Batch(file.index, part.start, part.end, 0, problem=part.problem)
-            continue
-        size = part.end - part.start
-        payload, broken_off = None if size else SharedBytes(b""), False
-        if isinstance(view, StreamView):
-            payload = view.share_at(part.start, size)
-            broken_off = view.is_cut_off_at(part.end)
-            view.forget(part.end)
-        yield Batch(
-            file.index,
-            part.start,
-            part.end,
-            size,
-            starts_mid_document=part.starts_mid_document,
-            ends_mid_document=part.ends_mid_document,
-            starts_at_seam=part.starts_at_seam,
-            ends_at_seam=part.ends_at_seam,
-            separator=separator,
-            payload=payload,
-            is_kept=part.is_kept,
-            broken_off=broken_off,
-        )
-    if isinstance(view, StreamView) and view.failure is not None:
-        raise view.failure
 
 
 def go_to(file: InputFile, view: ByteView, position: int) -> None:
