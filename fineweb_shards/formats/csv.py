@@ -43,8 +43,6 @@ _UNREADABLE = object()  # a field of the wrong kind
 
 
 class CsvFormat(TextFormat):
-    """Documents that are a field of each record."""
-
     delimiter = b","
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
@@ -88,7 +86,7 @@ class CsvFormat(TextFormat):
         return names, start + end
 
     def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Batch]:
-        """Yield ranges of whole records, about `batch_bytes` each; a bad record gets a range of its own."""
+        """Yield whole records, about `batch_bytes` at a time; a bad record gets a batch of its own."""
         record = offset = start  # `record`: the beginning of the unfinished one at `offset`
         quoted = False
         while data := view.read_at(offset, BLOCK_BYTES):
@@ -235,14 +233,14 @@ def _parse_field(cell: bytes, kind: Kind) -> Any:
         return text
     if not text.strip():
         return None
+    if kind == "any":
+        return text
     if kind == "truth":
         return {"true": True, "false": False}.get(text.strip().lower(), _UNREADABLE)
-    if kind == "number":
-        for parse in (int, float):
-            with contextlib.suppress(ValueError):
-                return parse(text)
-        return _UNREADABLE
-    return text
+    for parse in (int, float):
+        with contextlib.suppress(ValueError):
+            return parse(text)
+    return _UNREADABLE
 
 
 def _bad_record(file: InputFile, place: int, what: str, hint: str | None = None) -> BadFileError:
@@ -342,7 +340,6 @@ class Records:
 
 
 def split_records(block: Block, delimiter: bytes) -> Records:
-    """Find the records of a block, which begins with one, and their fields."""
     data = block.data
     ends = block.find_field_ends(delimiter)
     if not data.endswith(b"\n"):

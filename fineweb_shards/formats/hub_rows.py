@@ -29,8 +29,6 @@ _DAMAGE = (ValueError, TypeError, LookupError, pa.ArrowException, tarfile.TarErr
 
 
 class HubRowsFormat(JsonLinesFormat):
-    """Rows of a dataset that is not parquet, streamed by `datasets`."""
-
     @cached_property
     def _columns(self) -> list[str]:
         """The columns, or fields of structs, that the documents and --where need."""
@@ -47,26 +45,24 @@ class HubRowsFormat(JsonLinesFormat):
         lines: list[str] = []
         size, first = 0, position
         rows, failure = self._rows(position), None
-        while True:
+        row: dict[str, Any] | None = {}
+        while row is not None:
             try:
                 row = next(rows, None)
             except BadFileError as error:
-                failure = error  # raised after the rows before it, whatever the batch size
-                break
-            if row is None:
-                break
-            # Only the needed columns or, without a document, all keys, for the error.
-            is_there = all(outer_name(row, name) in row for name in self.settings.columns)
-            missing = {} if is_there else dict.fromkeys(row)
-            outer = dict.fromkeys(outer_name(row, name) for name in self._columns)
-            kept = {name: row[name] for name in outer if name in row}
-            lines.append(json.dumps(missing | kept, default=_as_json))
-            size += len(lines[-1])
-            if size >= self.settings.batch_bytes:
-                yield _batch(file, first, lines)
+                row, failure = None, error  # raised after the rows before it, whatever the batch size
+            if row is not None:
+                # Only the needed columns or, without a document, all keys, for the error.
+                is_there = all(outer_name(row, name) in row for name in self.settings.columns)
+                missing = {} if is_there else dict.fromkeys(row)
+                outer = dict.fromkeys(outer_name(row, name) for name in self._columns)
+                kept = {name: row[name] for name in outer if name in row}
+                lines.append(json.dumps(missing | kept, default=_as_json))
+                size += len(lines[-1])
+            if lines and (row is None or size >= self.settings.batch_bytes):
+                payload = SharedBytes("\n".join(lines).encode())
+                yield Batch(file.index, first, first + len(lines), size, payload=payload)
                 first, size, lines = first + len(lines), 0, []
-        if lines:
-            yield _batch(file, first, lines)
         if failure is not None:
             raise failure
 
@@ -123,11 +119,6 @@ class HubRowsFormat(JsonLinesFormat):
                     )
             stream = stream.select_columns([*dict.fromkeys(outer_name(names, name) for name in self._columns)])
         return stream.skip(position) if position else stream
-
-
-def _batch(file: InputFile, first: int, lines: list[str]) -> Batch:
-    payload = "\n".join(lines).encode()
-    return Batch(file.index, first, first + len(lines), sum(map(len, lines)), payload=SharedBytes(payload))
 
 
 def _as_json(value: Any) -> Any:

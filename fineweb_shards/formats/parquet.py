@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -279,7 +279,11 @@ class ParquetFormat(Format):
             return None
         where_columns = self.row_filter.where.columns if self.row_filter else ()
         columns = list(dict.fromkeys(("token_count", *where_columns)))
-        if not _are_small(opened, where_columns):
+        metadata = opened.parsed.metadata
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        chunks = chain.from_iterable(map(group.column, range(group.num_columns)) for group in groups)
+        size_bytes = sum(one.total_uncompressed_size for one in chunks if one.path_in_schema in where_columns)
+        if size_bytes > _SMALL_SHARE * sum(opened.footer.group_bytes):
             return None
         import pyarrow.compute as pc  # here: only the parent needs it, and it takes 40 ms
 
@@ -304,16 +308,6 @@ class ParquetFormat(Format):
         except BadFileError:
             return None  # the text may still be sound
         return StatedExtent(documents, total)
-
-
-def _are_small(opened: ParquetSource, columns: Sequence[str]) -> bool:
-    """Return whether columns are small compared with the text, by the sizes in the footer."""
-    metadata = opened.parsed.metadata
-    size_bytes = 0
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        chunks = map(group.column, range(group.num_columns))
-        size_bytes += sum(c.total_uncompressed_size for c in chunks if c.path_in_schema in columns)
-    return size_bytes <= _SMALL_SHARE * sum(opened.footer.group_bytes)
 
 
 @dataclass

@@ -145,7 +145,7 @@ class StreamView(ByteView):
     def _fail(self, error: DamagedStreamError | OSError) -> None:
         text, reason = f"{self.size_bytes:,} bytes of text", getattr(error, "strerror", None) or str(error)
         self._is_cut_off = not isinstance(error, TrailingGarbageError)
-        if isinstance(error, TrailingGarbageError):
+        if not self._is_cut_off:
             reason = f"after its {text} {reason}"
         elif not isinstance(error, NotCompressedError):
             reason = f"broken after {text}: {reason}"
@@ -155,7 +155,6 @@ class StreamView(ByteView):
         return self._is_cut_off and offset == self.size_bytes
 
     def skip_to(self, offset: int) -> None:
-        """Read up to `offset` and drop the bytes before it."""
         while self._start < offset and (data := self.read_at(self._start, READ_BYTES)):
             self.forget(min(self._start + len(data), offset))
 
@@ -347,8 +346,6 @@ class Separator:
 
 
 class Line(Separator):
-    """Separates at every line end: a line is a document."""
-
     def find_boundary(self, window: bytes) -> int | None:
         return window.find(b"\n") + 1 or None
 
@@ -361,8 +358,6 @@ class Line(Separator):
 
 
 class BlankLine(Separator):
-    """Separates at one or more empty lines."""
-
     lookback = 3
     _BORDER = re.compile(rb"\n\r?\n")
     _BLANK = re.compile(rb"\r?\n(?:\r?\n)+")
@@ -380,8 +375,6 @@ class BlankLine(Separator):
 
 
 class Literal(Separator):
-    """Separates at every occurrence of a string."""
-
     def __init__(self, text: str) -> None:
         parts = text.replace("\r\n", "\n").encode().split(b"\n")
         # Only the next byte shows whether a CR at the end of the separator is a lone CR.
@@ -406,7 +399,7 @@ class Literal(Separator):
         return None
 
     def last_boundary(self, data: bytes) -> int | None:
-        """Return the last boundary in a range that is split from its start; None if there is none."""
+        """Return the last boundary in a range that is split from its start."""
         found = (match.end() for match in self._pattern.finditer(data) if self._is_decided(match, data))
         return max(found, default=None)
 

@@ -42,8 +42,6 @@ from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
 
 class TextFormat(Format):
-    """Documents of plain text, found by a separator."""
-
     def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
         super().__init__(settings, place)
         self.row_filter = RowFilter(settings.where) if settings.where else None
@@ -60,7 +58,6 @@ class TextFormat(Format):
                     self._streams[file.path] = open_stream(file, self.place)
 
     def open_view(self, file: InputFile) -> ByteView:
-        """Open a file to cut it into batches."""
         if self.by_value(file):
             stream = self._streams.pop(file.path, None)
             return StreamView(file, stream or open_stream(file, self.place))
@@ -100,8 +97,7 @@ class TextFormat(Format):
         """Raise an error if damage cuts off a document longer than a batch, whose beginning is already encoded."""
         documents = make_separator(batch.separator).split(self.read_range(file, batch), True)
         if len(documents.starts) == 1 and isinstance(view, StreamView) and view.failure is not None:
-            if not self.settings.skip_bad:
-                raise view.failure
+            self.leave_out(view.failure)
             raise InputError(
                 f"{view.failure.message} It cuts off a long document whose beginning is already encoded.",
                 "Repair the file or remove it from the input, and start over: another --out, or --fresh.",
@@ -158,7 +154,6 @@ class TextFormat(Format):
         return self._sources[file.path]
 
     def read_range(self, file: InputFile, batch: Batch) -> bytes:
-        """Return the bytes of a batch, from the file or from the batch itself."""
         if batch.payload is not None:
             return batch.payload.read()
         with self._lock:

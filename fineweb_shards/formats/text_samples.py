@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from fineweb_shards.errors import BadFileError, UsageError
 from fineweb_shards.formats.ranges import ByteView, StreamView
 from fineweb_shards.formats.registry import TEXT
@@ -76,13 +78,13 @@ def detect_separator(samples: Sequence[bytes]) -> str:
     if any(map(_MARK.search, samples)):
         return END_OF_TEXT
     texts = [text for sample in samples if (text := sample.strip(b"\r\n"))]
-    total = 0.0  # over all texts, the share of pieces with a blank line in the middle
+    if not any(b"\n" in text for text in texts):  # one line is one document, whatever separates documents
+        return "blank"
+    shares = []  # of each text's pieces with a blank line in the middle
     for text in texts:
         pieces = [text[start : start + SAMPLE_BYTES] for start in range(0, len(text), SAMPLE_BYTES)]
-        total += sum(_BLANK.search(piece) is not None for piece in pieces) / len(pieces)
-    # A text on one line is one document, whatever separates documents.
-    has_lines = any(b"\n" in text for text in texts)
-    return "blank" if total >= _BLANK_SHARE * len(texts) or not has_lines else _UNKNOWN
+        shares.append(np.mean([_BLANK.search(piece) is not None for piece in pieces]))
+    return "blank" if np.mean(shares) >= _BLANK_SHARE else _UNKNOWN
 
 
 def find_separator(file: InputFile, view: ByteView) -> str:
@@ -110,22 +112,18 @@ def settle_separators(files: Sequence[InputFile]) -> tuple[tuple[InputFile, ...]
     for file in unknown:
         if len(texts) == 1 or file.size_bytes > SAMPLE_BYTES or file.is_pipe:
             raise _ask(file)
-    settled = {file.index: file.separator or AUTO for file in texts}
-    settled |= {file.index: "blank" for file in unknown}
-    note = None
-    if unknown:
-        few = first_few([file.name for file in unknown])
-        each = "is one document" if len(unknown) == 1 else "are one document each"
-        note = (
-            f"{show_number_of(len(unknown), 'text file')} without blank lines {each}: {few} "
-            "(if every line is one: --separator line)"
-        )
-    found = (replace(file, separator=settled.get(file.index, file.separator)) for file in files)
-    return tuple(found), note
+    settled = {file.index: file.separator or AUTO for file in texts} | {file.index: "blank" for file in unknown}
+    found = tuple(replace(file, separator=settled.get(file.index, file.separator)) for file in files)
+    if not unknown:
+        return found, None
+    each = "is one document" if len(unknown) == 1 else "are one document each"
+    return found, (
+        f"{show_number_of(len(unknown), 'text file')} without blank lines {each}: "
+        f"{first_few([file.name for file in unknown])} (if every line is one: --separator line)"
+    )
 
 
 def given_separators(texts: Iterable[InputFile], setting: str) -> set[str]:
-    """Return the separators of texts that are known before reading."""
     names = {file.separator if setting == AUTO else setting for file in texts}
     return names - {"", AUTO, _FIRST_MIB}
 

@@ -120,8 +120,6 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """A recursive descent parser for the grammar above."""
-
     def __init__(self, text: str) -> None:
         self.kinds: dict[str, Kind] = {}  # of the values that each column is compared with
         self._text = text

@@ -36,8 +36,6 @@ _FOLDER_PATTERN: _Rest = (_ANY_DEPTH, "*")  # equivalent to a folder
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file of the input."""
-
     path: str
     name: str  # relative to the --input
     problem: str | None = None  # why it can't be read
@@ -53,8 +51,6 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The settings of a search."""
-
     format_name: str
     is_output: Callable[[str], bool] = lambda path: False  # of this build
     is_earlier_output: Callable[[str], bool] = lambda path: False  # of any other build

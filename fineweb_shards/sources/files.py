@@ -112,17 +112,14 @@ def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, li
         return replace(file, size_bytes=size, content_hash=etag, place=WEB if is_web(path) else BUCKET), []
     if file.problem is not None:
         return file, []
-    samples = []  # a few parts of it, including its beginning and end
     try:
         with open(path, "rb") as content:
             status = os.fstat(content.fileno())
-            for offset in sample_offsets(status.st_size, _SAMPLES):
+            head = content.read(HEAD_BYTES if kind == TEXT else SAMPLE_BYTES)  # detecting separators takes more
+            samples = [head[:SAMPLE_BYTES]]  # a few parts of it, including its beginning and end
+            for offset in sample_offsets(status.st_size, _SAMPLES)[1:]:
                 content.seek(offset)
                 samples.append(content.read(SAMPLE_BYTES))
-            head = samples[0]
-            if kind == TEXT and status.st_size > SAMPLE_BYTES:  # detecting separators takes more
-                content.seek(0)
-                head = content.read(HEAD_BYTES)
     except OSError as error:
         return replace(file, problem=f"{path}: {error.strerror}."), []
     digest = hashlib.sha256(b"".join(samples)).hexdigest()
@@ -174,7 +171,15 @@ def check_same_files(files: tuple[InputFile, ...], recorded: list[_Record], *, s
         if different != {"mtime_ns"} and not may_be_copy:
             raise ChangedError(f"{file.path}: {_describe_change(file, different, old)}.", _RESTORE_HINT)
         if not same_source:
-            doubt = _describe_doubt(different, new, old)
+            doubt = (
+                "the file or object that these shards were begun with has another kind of hash, so they can't be "
+                "compared"
+            )
+            if different == {"mtime_ns"}:
+                then, now = _show_time(old["mtime_ns"]), _show_time(new["mtime_ns"])
+                doubt = f"the file was modified on {now}; when these shards were begun, its date was {then}"
+            elif _is_of_store(new) and _is_of_store(old):
+                doubt = "it has another ETag than when these shards were begun, as a copy may have, or other content"
             raise ChangedError(
                 f"{file.path}: {doubt}. Its size is the same.",
                 "If it is a copy of the same file, resume with --same-source. If not, restore the old file, "
@@ -186,12 +191,10 @@ def _check_same_names(files: tuple[InputFile, ...], recorded: list[_Record]) -> 
     """Raise ChangedError if the files, their order, or those for validation differ."""
     now = [f"{file.name} of --val-input" if file.for_validation else file.name for file in files]
     before = [f"{old['name']} of --val-input" if old.get("for_validation") else str(old["name"]) for old in recorded]
-    new, missing = [*(Counter(now) - Counter(before))], [*(Counter(before) - Counter(now))]
-    changes = [
-        f"{len(names):,} {what} ({first_few(names)})" for what, names in (("new", new), ("missing", missing)) if names
-    ]
     if now == before:
         return
+    differences = {"new": Counter(now) - Counter(before), "missing": Counter(before) - Counter(now)}
+    changes = [f"{len(names):,} {what} ({first_few([*names])})" for what, names in differences.items() if names]
     if changes:
         different = f"other files than when these shards were begun: {' and '.join(changes)}"
     else:
@@ -205,16 +208,6 @@ def _is_of_store(record: _Record) -> bool:
     """Return whether a record describes an object in a bucket, by its ETag."""
     found = record.get("content_hash", "")
     return bool(found) and not _SAMPLED.fullmatch(found)
-
-
-def _describe_doubt(different: set[str], new: _Record, old: _Record) -> str:
-    """Say why it is unclear whether a file is a copy of the recorded one."""
-    if different == {"mtime_ns"}:
-        then, now = _show_time(old["mtime_ns"]), _show_time(new["mtime_ns"])
-        return f"the file was modified on {now}; when these shards were begun, its date was {then}"
-    if _is_of_store(new) and _is_of_store(old):
-        return "it has another ETag than when these shards were begun, as a copy may have, or other content"
-    return "the file or object that these shards were begun with has another kind of hash, so they can't be compared"
 
 
 def _describe_change(file: InputFile, different: set[str], old: _Record) -> str:
