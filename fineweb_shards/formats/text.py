@@ -1,15 +1,8 @@
 """Read plain text: batches are byte ranges that end at a document's end, or at a safe cut in a long document.
 
-The rules:
-
-- A byte order mark at the start of a file is dropped; a file that doesn't begin with text is refused.
-- CRLF is read as LF, as in editors and Python's text mode, also in separators. A lone CR stays.
-- Invalid UTF-8 becomes U+FFFD and is counted.
-- Of a damaged compressed file, every document that ends before the damage is read. If the damage cuts off a document
-  longer than a batch, the run stops, because the document's beginning is already encoded.
-- A document is the unchanged text between two separators; empty ones are dropped.
-- `blank`: one or more empty lines (so no document begins with an empty line, and only the last one of a file
-  can end with a line end). `line`: a line end. `auto`: detected by text_samples.py.
+docs/input.md (Text) has the rules for separators, byte order marks, CRLF and invalid UTF-8. Of a damaged compressed
+file, every document that ends before the damage is read. If the damage cuts off a document longer than a batch, the run
+stops, because the document's beginning is already encoded.
 """
 
 from __future__ import annotations

@@ -15,8 +15,10 @@ import os
 import shlex
 import stat
 import sysconfig
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from fineweb_shards.errors import InputError, UsageError, closest
@@ -124,11 +126,8 @@ def _expand(flag: str, text: str, search: Search) -> list[Found]:
 
 
 def _expand_url(flag: str, text: str, search: Search) -> list[Found]:
-    """Expand an address: an object, a folder, or a glob; on a web server one file.
-
-    Stores have no folders, only names with slashes. A common prefix counts as a folder, by the rules of local ones:
-    everything below it is taken, except hidden files.
-    """
+    """Expand an address: an object, a folder, or a glob; on a web server one file. Stores have no folders: a common
+    prefix counts as one, by the rules of local ones."""
     if is_web(text):
         file = parse_address(text).prefix
         info = search.open_bucket(text).head(file)
@@ -155,7 +154,7 @@ def _expand_url(flag: str, text: str, search: Search) -> list[Found]:
         one.name: one
         for one in listed
         # Some programs mark a folder with an empty object.
-        if (one.size_bytes or one.name not in marked) and _matches_glob(one.name.split("/"), wanted)
+        if (one.size_bytes or one.name not in marked) and _matches_glob(one.name, wanted)
     }
     if not objects and is_folder:
         raise InputError(f"{flag} {text}: there is no such object or folder.", "Check the address.")
@@ -168,9 +167,9 @@ def choose_paths(text: str, path: str, names: Collection[str], search: Search) -
     if path in names:
         return [path]
     is_folder = not glob.has_magic(path)
-    parts = path.split("/") if path else []
-    pattern = (*parts, *_FOLDER_PATTERN) if is_folder else _with_files(tuple(parts))
-    found = [name for name in sorted(names) if _matches_glob(name.split("/"), pattern)]
+    parts = tuple(path.split("/")) if path else ()
+    pattern = (*parts, *_FOLDER_PATTERN) if is_folder else _with_files(parts)
+    found = [name for name in sorted(names) if _matches_glob(name, pattern)]
     if is_folder and not found:
         raise InputError(f"--input {text}: there is no such file or folder in this dataset.", "Check the path.")
     return [one.name for one in _take("--input", text, _Findings(text, found), search, is_folder=is_folder)]
@@ -227,15 +226,13 @@ def _why_unreadable(path: str | Path, error: OSError) -> str:
 
 
 def _walk(root: str, pattern: _Rest) -> _Findings:
-    """Find everything below a folder that matches a pattern, by the rules of the shell: no hidden files, and `**`
-    matches any number of folders."""
+    """Find everything below a folder that matches a pattern."""
     findings = _Findings(root)
     folders = [(False, "", frozenset([pattern]))] if os.path.isdir(root) else []
     read: set[tuple[int, int, frozenset[_Rest]]] = set()
     while folders:
         _, folder, wanted = heapq.heappop(folders)  # links last, so that a folder is read under its own path
         path = findings.path_of(folder)
-        wanted |= {rest[1:] for rest in wanted if rest[0] == _ANY_DEPTH}
         try:
             status, names = os.stat(path), os.listdir(path)
         except OSError as error:
@@ -246,37 +243,38 @@ def _walk(root: str, pattern: _Rest) -> _Findings:
             continue
         read.add(key)
         for name in names:
-            matching = [rest for rest in wanted if _matches(name, rest[0])]
-            deeper = frozenset(rest if rest[0] == _ANY_DEPTH else rest[1:] for rest in matching) - {()}
+            left = _advance(wanted, name)
             relative = f"{folder}/{name}" if folder else name
             below = findings.path_of(relative)
             try:
-                mode = os.stat(below).st_mode if matching else 0
+                mode = os.stat(below).st_mode if left else 0
             except OSError as error:
                 findings.unreadable[relative] = _why_unreadable(below, error)
                 continue
-            if stat.S_ISDIR(mode) and deeper:
-                heapq.heappush(folders, (os.path.islink(below), relative, deeper))
-            elif any(len(rest) == 1 for rest in matching):
+            if stat.S_ISDIR(mode) and left - {()}:
+                heapq.heappush(folders, (os.path.islink(below), relative, left - {()}))
+            elif () in left:
                 (findings.files if stat.S_ISREG(mode) else findings.not_files).append(relative)
     findings.files.sort()
     return findings
 
 
 def _with_files(pattern: _Rest) -> _Rest:
-    """Return the pattern, in which a final `**` means the files in all folders."""
-    return (*pattern, "*") if pattern[-1] == _ANY_DEPTH else pattern
+    """Return the pattern with each `**` once in a row; a final one means the files in all folders."""
+    once = [part for before, part in pairwise(("", *pattern)) if (before, part) != (_ANY_DEPTH, _ANY_DEPTH)]
+    return (*once, "*") if once[-1] == _ANY_DEPTH else tuple(once)
 
 
-def _matches_glob(name: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether the parts of a name match those of a pattern, by the rules of `_walk`."""
-    if not pattern:
-        return not name
-    if pattern[0] == _ANY_DEPTH and _matches_glob(name, pattern[1:]):
-        return True
-    if not name or not _matches(name[0], pattern[0]):
-        return False
-    return _matches_glob(name[1:], pattern if pattern[0] == _ANY_DEPTH else pattern[1:])
+def _matches_glob(name: str, pattern: _Rest) -> bool:
+    return () in reduce(_advance, name.split("/"), frozenset([pattern]))
+
+
+def _advance(wanted: frozenset[_Rest], name: str) -> frozenset[_Rest]:
+    """Return what is left of the patterns after the next part of a name, by the rules of the shell: no hidden files,
+    and `**` matches any number of folders. The name matches if nothing is left of one of them."""
+    wanted |= {rest[1:] for rest in wanted if rest[:1] == (_ANY_DEPTH,)}
+    matching = [rest for rest in wanted if rest and _matches(name, rest[0])]
+    return frozenset(rest if rest[0] == _ANY_DEPTH else rest[1:] for rest in matching)
 
 
 def _matches(name: str, part: str) -> bool:

@@ -51,12 +51,8 @@ def find_files(
     open_bucket: OpenBucket = open_remote,
 ) -> tuple[InputFile, ...]:
     """Find all input files, in reading order: first those of `val_inputs`, which are for validation only, even if
-    `inputs` names them as well.
-
-    The output of a build is never input, even if --out is inside the input's folder. A file that can't be read is an
-    error or, with `skip_bad`, has a `problem`. With `find_separators`, the separators of local texts are detected.
-    `note` receives messages about skipped files.
-    """
+    `inputs` names them as well. A file that can't be read is an error or, with `skip_bad`, has a `problem`. With
+    `find_separators`, the separators of local texts are detected. `note` receives messages about skipped files."""
     if not inputs:
         raise InputError(
             "There is no input.",
@@ -151,11 +147,9 @@ def files_to_json(files: tuple[InputFile, ...]) -> list[_Record]:
 
 
 def check_same_files(files: tuple[InputFile, ...], recorded: list[_Record], *, same_source: bool) -> None:
-    """Raise ChangedError if the files are not those in the manifest.
-
-    Size and samples don't reveal every change. So a different modification time is refused as well, and so are hashes
-    that can't be compared, unless the user vouches for a copy (`same_source`).
-    """
+    """Raise ChangedError if the files are not those in the manifest. Size and samples don't reveal every change. So a
+    different modification time is refused as well, and so are hashes that can't be compared, unless the user vouches
+    for a copy (`same_source`)."""
     _check_same_names(files, recorded)
     for file, new, old in zip(files, files_to_json(files), recorded, strict=True):
         # A resume takes separators from the manifest.
