@@ -166,11 +166,6 @@ def is_utf8(data: bytes | memoryview) -> bool:
     return True
 
 
-def utf8_bytes(text: str) -> int:
-    """Return the length of a text in UTF-8, a lone surrogate counting as U+FFFD. Quick for ASCII."""
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
 def first_line(error: Exception) -> str:
     """Return the message of a library's error, in one line without a full stop."""
     if isinstance(error, OSError) and error.strerror:

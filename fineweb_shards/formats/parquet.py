@@ -95,20 +95,19 @@ class ParquetFormat(Format):
         first, size = position, 0
         for group in range(position, groups):
             group_size = footer.group_bytes[group]
-            if group_size >= 2 * wanted:
+            is_large = group_size >= 2 * wanted
+            if is_large:
                 if size:
                     yield Batch(file.index, first, group, size)
-                if self.place.is_remote:  # divided, it would be fetched whole by every worker
-                    yield Batch(file.index, group, group + 1, group_size)
-                else:  # divided, because pandas writes a million rows into one row group
-                    rows = footer.group_rows[group]
-                    parts = max(1, min(rows, group_size // self.settings.batch_bytes))
-                    for span in pairwise(rows * i // parts for i in range(parts + 1)):
-                        yield Batch(file.index, group, group + 1, group_size // parts, rows=span)
-                first, size = group + 1, 0
-                continue
+                first, size = group, 0
             size += group_size
-            if size >= wanted:
+            if is_large and not self.place.is_remote:  # where every worker would fetch the whole row group
+                rows = footer.group_rows[group]  # pandas writes a million into one row group
+                parts = max(1, min(rows, group_size // self.settings.batch_bytes))
+                for span in pairwise(rows * i // parts for i in range(parts + 1)):
+                    yield Batch(file.index, group, group + 1, group_size // parts, rows=span)
+                first, size = group + 1, 0
+            elif size >= wanted:
                 yield Batch(file.index, first, group + 1, size)
                 first, size = group + 1, 0
         if first < groups:

@@ -159,10 +159,10 @@ def split_rows(
     counted = {name: rows.column(names.index(name)) for name in count_columns if name in names}
     ids, stated, tokens = counted.get("id"), counted.get("token_count"), None
     if stated is not None:
-        tokens = _integers_of(stated)
-        if tokens.dtype == np.uint64:
-            tokens = np.minimum(tokens, np.uint64(2**63 - 1))
-        tokens = tokens.astype(np.int64)
+        numbers = _integers_of(stated)
+        if numbers.dtype == np.uint64:
+            numbers = np.minimum(numbers, np.uint64(2**63 - 1))
+        tokens = numbers.astype(np.int64)
         tokens = np.where(_bits_of(stated, 0), tokens, -1) if stated.null_count else tokens
     places = np.arange(first_row, first_row + len(rows))
     if selection is not None and kept is not None:

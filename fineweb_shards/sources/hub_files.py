@@ -41,8 +41,10 @@ class Listing:
 
     @classmethod
     def from_manifest(cls, dataset: str, commit: str, files: Iterable[dict[str, Any]]) -> Self:
-        names = ("name", "size_bytes", "content_hash")
-        listed = [ListedFile(*(one[name] for name in names), one.get("for_validation", False)) for one in files]
+        listed = (
+            ListedFile(one["name"], one["size_bytes"], one["content_hash"], one.get("for_validation", False))
+            for one in files
+        )
         return cls(dataset, commit, tuple(listed))
 
     def with_validation(self, patterns: Sequence[str]) -> Listing:
