@@ -233,12 +233,10 @@ def _find_line_end(view: ByteView, offset: int, limit: int) -> int | None:
 
 def skip_line(view: ByteView, offset: int) -> int:
     """Return the offset after a line of any length, in constant memory."""
-    while window := view.read_at(offset, _WINDOW_BYTES):
-        if (found := window.find(b"\n")) >= 0:
-            return offset + found + 1
-        offset += len(window)
+    while (end := _find_line_end(view, offset, offset + _WINDOW_BYTES - 1)) is None:
+        offset += _WINDOW_BYTES
         view.forget(offset)
-    return offset
+    return end
 
 
 def _too_long(file: InputFile, offset: int) -> BadFileError:

@@ -128,8 +128,7 @@ class StreamView(ByteView):
     @contextmanager
     def _view(self, offset: int, size: int) -> Iterator[memoryview]:
         """Read as far as needed, and lend a part of the kept bytes without a copy."""
-        if offset < self._start:
-            raise ValueError(f"offset {offset} has been forgotten")
+        assert offset >= self._start, "these bytes have been forgotten"
         while not self._ended and self.size_bytes < offset + size:
             try:
                 data = self._stream.read()

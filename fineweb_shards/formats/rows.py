@@ -51,11 +51,8 @@ def plain_type(kind: Any) -> Any:
 
 def is_text(kind: Any) -> bool:
     """Return whether a column of this type holds text, also as a dictionary, a view or an extension type."""
-    checks = (
-        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
-        pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
-    )  # fmt: skip
-    return any(check(plain_type(kind)) for check in checks)
+    texts = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
+    return plain_type(kind) in texts
 
 
 def holds_ids(kind: Any) -> bool:
