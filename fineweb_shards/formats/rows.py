@@ -138,19 +138,16 @@ def split_rows(
     if selection is None and column.null_count:
         selection = Selection(column.is_valid(), Counts(skipped_documents=column.null_count))
     left_out = selection.counts if selection else Counts()
-    kept = _bits_of(selection.wanted, 1) if selection else None
+    kept = _bits_of(selection.wanted, 1) if selection else np.ones(len(column), np.bool_)
     is_large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     boundaries, data = _boundaries_of(column, is_large=is_large), column.buffers()[2]
-    cells = TextBuffer(b"" if data is None else memoryview(data), boundaries[:-1], boundaries[1:])
-    if kept is not None:
-        cells = TextBuffer(cells.data, cells.starts[kept], cells.ends[kept])
+    cells = TextBuffer(b"" if data is None else memoryview(data), boundaries[:-1][kept], boundaries[1:][kept])
     size_bytes = int((cells.ends - cells.starts).sum())
     if size_bytes > 2 * _LONG_CELL_BYTES:
         # A very long cell, or many long ones: copy one at a time.
         yield TextChunk(NO_TEXTS, None, None, counts=left_out)
-        for row in range(len(column)):
-            if kept is None or kept[row]:
-                yield from _split_cell(column[row], first_row + row, rule)
+        for row in np.flatnonzero(kept).tolist():
+            yield from _split_cell(column[row], first_row + row, rule)
         return
     names = rows.schema.names
     counted = {name: rows.column(names.index(name)) for name in count_columns if name in names}
@@ -160,11 +157,9 @@ def split_rows(
         if numbers.dtype == np.uint64:
             numbers = np.minimum(numbers, np.uint64(2**63 - 1))
         tokens = numbers.astype(np.int64)
-        tokens = np.where(_bits_of(stated, 0), tokens, -1) if stated.null_count else tokens
-    places = np.arange(first_row, first_row + len(rows))
-    if selection is not None and kept is not None:
-        ids = None if ids is None else ids.filter(selection.wanted)
-        tokens, places = None if tokens is None else tokens[kept], places[kept]
+        tokens = (np.where(_bits_of(stated, 0), tokens, -1) if stated.null_count else tokens)[kept]
+    if ids is not None and selection is not None:
+        ids = ids.filter(selection.wanted)
     texts, replaced = Texts(cells), 0
     as_text = {pa.binary(): pa.string(), pa.large_binary(): pa.large_string()}
     try:
@@ -172,7 +167,7 @@ def split_rows(
     except pa.ArrowInvalid:  # some writers don't check that strings are valid UTF-8
         pairs = zip(cells.starts.tolist(), cells.ends.tolist(), strict=True)
         texts, replaced = decode_texts(bytes(cells.data[start:end]) for start, end in pairs)
-    origin = Origin(0, len(texts), places, ids, tokens)
+    origin = Origin(0, len(texts), first_row + np.flatnonzero(kept), ids, tokens)
     counts = Counts(size_bytes, replaced_characters=replaced)
     yield TextChunk(texts, None, None, counts=left_out + counts, origins=(origin,))
 
@@ -239,9 +234,6 @@ class TokenRows:
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
         ends = np.cumsum(lengths)
         return cls(np.concatenate(arrays) if arrays else np.empty(0, np.int64), ends - lengths, ends)
-
-    def take(self, chosen: Any) -> TokenRows:
-        return TokenRows(self.ids, self.starts[chosen], self.ends[chosen], self.valid)
 
     def find_wrong(self, vocabulary: Vocabulary) -> dict[int, str]:
         """Return a phrase about each row that holds anything but ids of the vocabulary."""
@@ -324,15 +316,14 @@ def split_token_rows(
         column = column.cast(pa.large_list(column.type.value_type))
     boundaries = _boundaries_of(column, is_large=pa.types.is_large_list(column.type))
     valid = _bits_of(column.values, 0) if column.values.null_count else None
-    found = TokenRows(_integers_of(column.values), boundaries[:-1], boundaries[1:], valid)
-    numbers = np.arange(first_row, first_row + len(column))
-    if selection is not None:
-        chosen = _bits_of(selection.wanted, 1)
-        found, numbers = found.take(chosen), numbers[chosen]
+    kept = _bits_of(selection.wanted, 1) if selection else np.ones(len(column), np.bool_)
+    found = TokenRows(_integers_of(column.values), boundaries[:-1][kept], boundaries[1:][kept], valid)
+    numbers = first_row + np.flatnonzero(kept)
     wrong = found.find_wrong(vocabulary)
     problems = tuple(leave_out(f"row {numbers[row]:,} {phrase}") for row, phrase in wrong.items())
     if wrong:
-        found = found.take(np.delete(np.arange(len(numbers)), [*wrong]))
+        starts, ends = (np.delete(boundaries, [*wrong]) for boundaries in (found.starts, found.ends))
+        found = replace(found, starts=starts, ends=ends)
         counts += Counts(bad_parts=len(wrong))
     found = found.without_outer_eots(vocabulary)
     if int((found.ends - found.starts).sum()) <= 2 * _LONG_ROW_IDS:
