@@ -60,6 +60,11 @@ class ReadSettings:
             return self.template.columns
         return (self.text_column if self.tokens_column is None else self.tokens_column,)
 
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        """The columns of the documents, then those of --where, each once."""
+        return tuple(dict.fromkeys((*self.columns, *(self.where.columns if self.where else ()))))
+
     def column_hint(self, column: str = "column") -> str:
         """Return the next step if that column, or key, is missing or has another type."""
         if self.template is not None:

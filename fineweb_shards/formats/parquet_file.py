@@ -79,10 +79,8 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
             raise pa.ArrowInvalid(f"it counts {metadata.num_rows:,} rows, its row groups {sum(rows):,}")
         counted = settings.vocabulary == TOKEN_COUNT_VOCABULARY and settings.columns == ("text",)
         count_columns = _find_count_columns(schema) if counted and not is_list and template is None else ()
-        needed = dict.fromkeys(settings.columns)
         if settings.where is not None:
             row_filter = RowFilter(settings.where)
-            needed |= dict.fromkeys(settings.where.columns)
             for name in settings.where.columns:
                 hint = suggest(name, [*schema.names, *(one.path for one in stored)], "Check the names in --where.")
                 if problem := row_filter.find_wrong_type(name, _find_column(file, list(schema), name, hint)[0]):
@@ -90,7 +88,7 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
                     raise BadFileError(f"{file.path}: column {name!r} {problem}.", hint)
     first_rows = tuple(accumulate(rows, initial=0))
     paths = tuple(stored[index].path for index in indices)
-    return Footer(tuple(needed), count_columns, rows, sizes, first_rows, paths)
+    return Footer(settings.needed_columns, count_columns, rows, sizes, first_rows, paths)
 
 
 @contextmanager

@@ -160,10 +160,9 @@ class TextFormat(Format):
         return data
 
     def close(self) -> None:
-        while self._streams:
-            self._streams.popitem()[1].close()
-        while self._sources:
-            self._sources.popitem()[1].close()
+        for opened in (*self._streams.values(), *self._sources.values()):
+            opened.close()
+        self._streams, self._sources = {}, {}
 
 
 def go_to(file: InputFile, view: ByteView, position: int) -> None:

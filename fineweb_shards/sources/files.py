@@ -12,7 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from fineweb_shards.errors import BadFileError, ChangedError, InputError
@@ -32,9 +32,7 @@ from fineweb_shards.storage.place import BUCKET, LOCAL, STANDARD_INPUT, WEB, Inp
 from fineweb_shards.units import first_few, show_number_of
 
 _SAMPLES = 8
-_NOT_IN_THE_MANIFEST = (
-    "index", "path", "format", "place", "problem", "is_pipe", "for_validation", "separator",
-)  # fmt: skip
+_RECORDED = ("name", "compression", "size_bytes", "mtime_ns", "content_hash")  # in the manifest
 _Record = dict[str, Any]  # a file in the manifest
 
 
@@ -135,9 +133,8 @@ _RESTORE_HINT = "Restore the input as it was, or start over with what it is now:
 def files_to_json(files: tuple[InputFile, ...]) -> list[_Record]:
     """Describe the files for the manifest: without paths, which differ between machines, and mostly without formats,
     which follow from names and settings (a file on the hub may be streamed or downloaded)."""
-    kept = [field.name for field in fields(InputFile) if field.name not in _NOT_IN_THE_MANIFEST]
     return [
-        {name: getattr(file, name) for name in kept}
+        {name: getattr(file, name) for name in _RECORDED}
         # A resume must notice that an earlier version read this CSV as text.
         | ({"format": file.format} if FORMATS[file.format].was_text and file.place == LOCAL else {})
         | ({"for_validation": True} if file.for_validation else {})
