@@ -61,8 +61,6 @@ class StatedExtent:
 
 
 class ParquetFormat(Format):
-    """Documents in the rows of a column of texts, or of lists of ids."""
-
     def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
         super().__init__(settings, place)
         # pyarrow's default, mimalloc, takes 47 MB more in every worker and is no faster; malloc has ten times the page

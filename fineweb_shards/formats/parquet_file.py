@@ -40,8 +40,6 @@ _FINEWEB_COLUMNS = {"text", "id", "dump", "url", "file_path", "token_count"}
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The checked values of a footer."""
-
     needed_columns: tuple[str, ...]  # those of the documents, and of --where
     count_columns: tuple[str, ...]  # token_count and id, in FineWeb's files
     group_rows: tuple[int, ...]  # the number of rows of each row group
@@ -147,8 +145,6 @@ def _find_count_columns(schema: pa.Schema) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ParquetSource:
-    """An open file with its parsed footer."""
-
     file: InputFile
     content: ByteSource
     parsed: Any  # pyarrow's ParquetFile

@@ -30,8 +30,6 @@ BEGINNING_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RandomSample:
-    """Keeps each document with the probability `share`."""
-
     share: float
     seed: int
 

@@ -186,12 +186,12 @@ def next_target(start: int, batch_bytes: int, distance: int = 0) -> int:
 
 
 class _End(NamedTuple):
-    """The end of a range: a document's end, or a cut, or, with `uncut`, the position up to which there is neither."""
+    """The end of a range: a document's end, or a cut."""
 
     position: int
     is_cut: bool = False
     seam: bool = False
-    uncut: int | None = None  # from here on the document is too long to be encoded whole, and impossible to cut
+    searched: int | None = None  # up to here there is neither: the rest of the document can't be encoded
 
 
 @dataclass(frozen=True)
@@ -219,19 +219,18 @@ class RangeFinder:
             found = self._find_end(view, start, starts_mid_document)
             if self.sample is not None:
                 found, is_kept = self._decide(self.sample, view, start, found, is_kept if starts_mid_document else None)
-            end = found.position if found.uncut is None else found.uncut
-            if found.uncut is None or starts_mid_document or end > start:
+            end = found.position
+            if found.searched is None or starts_mid_document or end > start:
                 yield Batch(
                     self.file, start, end, end - start, starts_mid_document, found.is_cut, seam, found.seam,
                     separator=self.separator_name, is_kept=is_kept,
                 )  # fmt: skip
-            if found.uncut is not None:
-                searched = found.position
+            if (searched := found.searched) is not None:
                 while (after := self._end_in_window(view, searched, _FAR_WINDOW_BYTES)) is None:
                     searched += _FAR_WINDOW_BYTES
                     view.forget(searched - self.separator.lookback)
+                yield Batch(self.file, end, after, 0, problem=self.report_uncut(end))
                 end = after
-                yield Batch(self.file, found.uncut, end, 0, problem=self.report_uncut(found.uncut))
             start, starts_mid_document, seam = end, found.is_cut, found.seam
 
     def _decide(
@@ -240,9 +239,9 @@ class RangeFinder:
         """Return the end of a range from `start`, and whether the sample keeps its last document, if that is cut.
         `is_kept` is the decision about a document that began earlier; the range ends with it, so that a run can resume
         there."""
-        if is_kept is None and not found.is_cut and found.uncut is None:
+        if is_kept is None and not found.is_cut and found.searched is None:
             return found, None
-        data = view.read_at(start, (found.position if found.uncut is None else found.uncut) - start)
+        data = view.read_at(start, found.position - start)
         starts = self.separator.split(data, is_kept is not None).starts.tolist()
         if is_kept is not None:
             return (_End(start + starts[1]) if len(starts) > 1 else found), is_kept
@@ -312,7 +311,7 @@ class RangeFinder:
                 return _End(begin + cut.position, True)
             offset += size
             back, low = margin + CONTEXT_BYTES, offset - margin
-        return _End(limit, uncut=uncut)
+        return _End(uncut, searched=limit)
 
 
 # Separators can be found from any offset in a file. CRLF is read as LF: a line end in a separator also matches CRLF,
@@ -322,9 +321,7 @@ _LF, _CR = b"\n\r"
 
 
 class Spans(NamedTuple):
-    """The positions at which documents begin and end."""
-
-    starts: Positions
+    starts: Positions  # of documents
     ends: Positions
 
 
@@ -425,6 +422,5 @@ def _between(separators: Iterable[tuple[int, int]], first: int, size: int) -> Sp
 
 
 def make_separator(name: str) -> Separator:
-    """Return the separator of this name: `line`, `blank` or `none`; any other string stands for itself."""
     named: dict[str, Callable[[], Separator]] = {"line": Line, "blank": BlankLine, "none": Separator}
     return named[name]() if name in named else Literal(name)

@@ -9,9 +9,8 @@
 A value is a number, a text in ' or ", true or false. docs/input.md defines the meaning; row_filter.py applies a
 condition to rows.
 
-Python's `ast` would not help: `=`, `is null`, `starts with`, doubled quotes, quoted names and columns called `class` or
-`from` would need translating first, after which a SyntaxError could name neither the missing part nor its position. All
-it would replace are the three functions for `or`, `and` and `not`.
+Python's `ast` would only replace the functions for `or`, `and` and `not`: everything else would need translating first,
+after which a SyntaxError could name neither the missing part nor its position.
 """
 
 from __future__ import annotations

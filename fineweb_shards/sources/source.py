@@ -39,8 +39,6 @@ def open_source(files: tuple[InputFile, ...], settings: ReadSettings, observer: 
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a run, and the formats that read them."""
-
     files: tuple[InputFile, ...]
     settings: ReadSettings
     readers: dict[tuple[str, str], Format] = field(repr=False)  # by place and format
