@@ -32,8 +32,6 @@ _SMALL_BYTES = 2**20  # of a text over the network: listing its documents would 
 
 @dataclass(frozen=True, slots=True)
 class PileSettings:
-    """How the piles of a shuffle were written."""
-
     count: int
     list_bytes: int
     dtype: Dtype
@@ -43,8 +41,6 @@ class PileSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """The settings that decide how documents are read from files."""
-
     text_column: str
     separator: str
     batch_bytes: int
@@ -61,10 +57,14 @@ class ReadSettings:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that hold the documents, as text or as ids."""
         if self.template is not None:
             return self.template.columns
         return (self.text_column if self.tokens_column is None else self.tokens_column,)
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        """The columns of the documents, then those of --where, each once."""
+        return tuple(dict.fromkeys((*self.columns, *(self.where.columns if self.where else ()))))
 
     def column_hint(self, column: str = "column") -> str:
         """Return the next step if that column, or key, is missing or has another type."""
@@ -140,7 +140,6 @@ class Format(ABC):
 
 
 def load_format(name: str) -> type[Format]:
-    """Import the class that reads files of a format."""
     module, _, kind = FORMATS[name].reader.rpartition(".")
     found: type[Format] = getattr(import_module(f"{__package__}.{module}"), kind)
     return found
@@ -156,7 +155,6 @@ def decode_text(data: bytes) -> tuple[str, int]:
 
 
 def decode_texts(pieces: Iterable[bytes]) -> tuple[Texts, int]:
-    """Decode pieces of UTF-8; return the texts, and the number of characters that replace invalid bytes."""
     decoded = [decode_text(piece) for piece in pieces]
     return Texts.from_strings(text for text, _ in decoded), sum(replaced for _, replaced in decoded)
 
@@ -172,11 +170,6 @@ def is_utf8(data: bytes | memoryview) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
-
-
-def utf8_bytes(text: str) -> int:
-    """Return the length of a text in UTF-8, a lone surrogate counting as U+FFFD. Quick for ASCII."""
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def first_line(error: Exception) -> str:

@@ -40,7 +40,6 @@ class Template:
 
 
 def parse_template(text: str) -> Template:
-    """Parse a template; UsageError if it is malformed."""
     if not text:
         raise UsageError("--template is empty.", _EXAMPLE)
     if len(text) > MOST_CHARACTERS:

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.base import decode_text, decode_texts, is_utf8
 from fineweb_shards.formats.jsonl import LONG_HINT, skip_line
-from fineweb_shards.formats.ranges import ByteView, Range, next_target
+from fineweb_shards.formats.ranges import ByteView, next_target, with_bytes
 from fineweb_shards.formats.rows import append_chunk
-from fineweb_shards.formats.text import TextFormat, batches_of, go_to
+from fineweb_shards.formats.text import TextFormat, go_to
 from fineweb_shards.formats.text_samples import SAMPLE_BYTES, check_is_text
 from fineweb_shards.formats.where import IN_WORDS, Kind
 from fineweb_shards.storage.place import InputFile
@@ -43,8 +43,6 @@ _UNREADABLE = object()  # a field of the wrong kind
 
 
 class CsvFormat(TextFormat):
-    """Documents that are a field of each record."""
-
     delimiter = b","
 
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
@@ -53,8 +51,7 @@ class CsvFormat(TextFormat):
             check_is_text(file, head)
             columns, header_bytes = self._read_header(file, head)
             go_to(file, view, position)
-            ranges = self._ranges(file, view, position or header_bytes)
-            for batch in batches_of(file, view, ranges, ""):
+            for batch in with_bytes(view, self._ranges(file, view, position or header_bytes)):
                 yield replace(batch, columns=columns)
 
     def _read_header(self, file: InputFile, head: bytes) -> tuple[tuple[str, ...], int]:
@@ -88,8 +85,8 @@ class CsvFormat(TextFormat):
             raise BadFileError(f"{file.path}: {found}; the columns are: {', '.join(names)[:200]}.", hint)
         return names, start + end
 
-    def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Range]:
-        """Yield ranges of whole records, about `batch_bytes` each; a bad record gets a range of its own."""
+    def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Batch]:
+        """Yield whole records, about `batch_bytes` at a time; a bad record gets a batch of its own."""
         record = offset = start  # `record`: the beginning of the unfinished one at `offset`
         quoted = False
         while data := view.read_at(offset, BLOCK_BYTES):
@@ -100,25 +97,25 @@ class CsvFormat(TextFormat):
             for end in self._record_ends(block, offset, len(data) if stray is None else stray):
                 if end - record > MAX_RECORD_BYTES:
                     if record > start:
-                        yield Range(start, record)
-                    yield Range(record, end, problem=self.leave_out(_too_long(file, record)))
+                        yield Batch(file.index, start, record, record - start)
+                    yield Batch(file.index, record, end, 0, problem=self.leave_out(_too_long(file, record)))
                     start = end
                 elif end >= next_target(start, self.settings.batch_bytes):
-                    yield Range(start, end)
+                    yield Batch(file.index, start, end, end - start)
                     start = end
                 record = end
             offset, quoted = offset + len(data), block.ends_quoted
             if stray is None and offset - record <= MAX_RECORD_BYTES:
                 continue
             if record > start:
-                yield Range(start, record)
+                yield Batch(file.index, start, record, record - start)
                 start = record
             if stray is not None:
                 offset, quoted = skip_line(view, offset - len(data) + stray), False
                 if not view.is_cut_off_at(offset):
                     what = 'has a " neither around a field nor doubled inside one'
                     error = _bad_record(file, record, what, _STRAY_HINT)
-                    yield Range(record, offset, problem=self.leave_out(error))
+                    yield Batch(file.index, record, offset, 0, problem=self.leave_out(error))
                 start = record = offset
             else:
                 self.leave_out(_too_long(file, record))  # raise now, or look for its end
@@ -132,9 +129,9 @@ class CsvFormat(TextFormat):
         is_cut_off = view.is_cut_off_at(offset)
         whole = record if problem or is_cut_off else offset
         if whole > start:
-            yield Range(start, whole)
+            yield Batch(file.index, start, whole, whole - start)
         if problem and not is_cut_off:
-            yield Range(record, offset, problem=self.leave_out(problem))
+            yield Batch(file.index, record, offset, 0, problem=self.leave_out(problem))
 
     def _record_ends(self, block: Block, offset: int, limit: int) -> Iterator[int]:
         """Yield, in order, the ends of the first and the last record that end in a block before `limit`, and between
@@ -236,14 +233,14 @@ def _parse_field(cell: bytes, kind: Kind) -> Any:
         return text
     if not text.strip():
         return None
+    if kind == "any":
+        return text
     if kind == "truth":
         return {"true": True, "false": False}.get(text.strip().lower(), _UNREADABLE)
-    if kind == "number":
-        for parse in (int, float):
-            with contextlib.suppress(ValueError):
-                return parse(text)
-        return _UNREADABLE
-    return text
+    for parse in (int, float):
+        with contextlib.suppress(ValueError):
+            return parse(text)
+    return _UNREADABLE
 
 
 def _bad_record(file: InputFile, place: int, what: str, hint: str | None = None) -> BadFileError:
@@ -343,7 +340,6 @@ class Records:
 
 
 def split_records(block: Block, delimiter: bytes) -> Records:
-    """Find the records of a block, which begins with one, and their fields."""
     data = block.data
     ends = block.find_field_ends(delimiter)
     if not data.endswith(b"\n"):

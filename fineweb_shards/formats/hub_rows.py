@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -29,14 +28,6 @@ _DAMAGE = (ValueError, TypeError, LookupError, pa.ArrowException, tarfile.TarErr
 
 
 class HubRowsFormat(JsonLinesFormat):
-    """Rows of a dataset that is not parquet, streamed by `datasets`."""
-
-    @cached_property
-    def _columns(self) -> list[str]:
-        """The columns, or fields of structs, that the documents and --where need."""
-        where = self.settings.where
-        return list(dict.fromkeys((*self.settings.columns, *(where.columns if where else ()))))
-
     def by_value(self, file: InputFile) -> bool:
         return True
 
@@ -46,27 +37,25 @@ class HubRowsFormat(JsonLinesFormat):
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         lines: list[str] = []
         size, first = 0, position
-        rows, failure = self._rows(position), None
-        while True:
+        rows, failure, columns = self._rows(position), None, self.settings.needed_columns
+        row: dict[str, Any] | None = {}
+        while row is not None:
             try:
                 row = next(rows, None)
             except BadFileError as error:
-                failure = error  # raised after the rows before it, whatever the batch size
-                break
-            if row is None:
-                break
-            # Only the needed columns or, without a document, all keys, for the error.
-            is_there = all(outer_name(row, name) in row for name in self.settings.columns)
-            missing = {} if is_there else dict.fromkeys(row)
-            outer = dict.fromkeys(outer_name(row, name) for name in self._columns)
-            kept = {name: row[name] for name in outer if name in row}
-            lines.append(json.dumps(missing | kept, default=_as_json))
-            size += len(lines[-1])
-            if size >= self.settings.batch_bytes:
-                yield _batch(file, first, lines)
+                row, failure = None, error  # raised after the rows before it, whatever the batch size
+            if row is not None:
+                # Only the needed columns or, without a document, all keys, for the error.
+                is_there = all(outer_name(row, name) in row for name in self.settings.columns)
+                missing = {} if is_there else dict.fromkeys(row)
+                outer = dict.fromkeys(outer_name(row, name) for name in columns)
+                kept = {name: row[name] for name in outer if name in row}
+                lines.append(json.dumps(missing | kept, default=_as_json))
+                size += len(lines[-1])
+            if lines and (row is None or size >= self.settings.batch_bytes):
+                payload = SharedBytes("\n".join(lines).encode())
+                yield Batch(file.index, first, first + len(lines), size, payload=payload)
                 first, size, lines = first + len(lines), 0, []
-        if lines:
-            yield _batch(file, first, lines)
         if failure is not None:
             raise failure
 
@@ -114,20 +103,16 @@ class HubRowsFormat(JsonLinesFormat):
             raise HubError(f"dataset {hub.dataset}: {first_line(error)}") from None
         names = stream.column_names
         if names is not None:
-            for column in self._columns:
+            for column in self.settings.needed_columns:
                 if outer_name(names, column) not in names:
                     is_ours = column in self.settings.columns
                     raise HubError(
                         f"dataset {hub.dataset}: there is no column {column!r}; the columns are: {', '.join(names)}.",
                         self.settings.column_hint() if is_ours else "Check the names in --where.",
                     )
-            stream = stream.select_columns([*dict.fromkeys(outer_name(names, name) for name in self._columns)])
+            outer = dict.fromkeys(outer_name(names, name) for name in self.settings.needed_columns)
+            stream = stream.select_columns([*outer])
         return stream.skip(position) if position else stream
-
-
-def _batch(file: InputFile, first: int, lines: list[str]) -> Batch:
-    payload = "\n".join(lines).encode()
-    return Batch(file.index, first, first + len(lines), sum(map(len, lines)), payload=SharedBytes(payload))
 
 
 def _as_json(value: Any) -> Any:

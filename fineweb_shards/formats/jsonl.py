@@ -23,9 +23,9 @@ import orjson
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats.base import decode_text
 from fineweb_shards.formats.columns import find_value
-from fineweb_shards.formats.ranges import ByteView, Range, next_target
+from fineweb_shards.formats.ranges import ByteView, next_target, with_bytes
 from fineweb_shards.formats.rows import TokenRows, parse_ids
-from fineweb_shards.formats.text import TextFormat, batches_of, go_to
+from fineweb_shards.formats.text import TextFormat, go_to
 from fineweb_shards.formats.text_samples import SAMPLE_BYTES, check_is_text
 from fineweb_shards.formats.where import kind_of
 from fineweb_shards.storage.place import InputFile
@@ -53,8 +53,6 @@ class _Row(NamedTuple):
 
 
 class JsonLinesFormat(TextFormat):
-    """Documents that are the value of a key, one JSON object per line."""
-
     def batches(self, file: InputFile, position: int, starts_mid_document: bool) -> Iterator[Batch]:
         with contextlib.closing(self.open_view(file)) as view:
             head = view.read_at(0, SAMPLE_BYTES)
@@ -63,10 +61,10 @@ class JsonLinesFormat(TextFormat):
                 hint = f"Convert it first: jq -c '.[]' {shlex.quote(file.path)} > converted.jsonl"
                 raise BadFileError(f"{file.path}: this is one JSON array, not JSON lines.", hint)
             go_to(file, view, position)
-            yield from batches_of(file, view, self._ranges(file, view, position), "")
+            yield from with_bytes(view, self._ranges(file, view, position))
 
-    def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Range]:
-        """Yield ranges of whole lines, about `batch_bytes` each; a line that is too long gets a range of its own."""
+    def _ranges(self, file: InputFile, view: ByteView, start: int) -> Iterator[Batch]:
+        """Yield whole lines, about `batch_bytes` at a time; a line that is too long gets a batch of its own."""
         while view.read_at(start, 1):
             target = next_target(start, self.settings.batch_bytes) - 1
             end = _find_line_end(view, target, start + MAX_LINE_BYTES)
@@ -74,13 +72,13 @@ class JsonLinesFormat(TextFormat):
                 line = start + view.read_at(start, target - start).rfind(b"\n") + 1
                 end = _find_line_end(view, line, line + MAX_LINE_BYTES)
             if end is not None:
-                yield Range(start, end)
+                yield Batch(file.index, start, end, end - start)
             else:
                 if line > start:
-                    yield Range(start, line)
+                    yield Batch(file.index, start, line, line - start)
                 end = skip_line(view, line)
                 if not view.is_cut_off_at(end):
-                    yield Range(line, end, problem=self.leave_out(_too_long(file, line)))
+                    yield Batch(file.index, line, end, 0, problem=self.leave_out(_too_long(file, line)))
             start = end
 
     def chunks(self, file: InputFile, batch: Batch) -> Iterator[TextChunk]:
@@ -89,7 +87,6 @@ class JsonLinesFormat(TextFormat):
         if batch.broken_off:
             lines.pop()
         rows: list[_Row] = []
-        counts = Counts()
         problems: list[str] = []
         failure: BadFileError | None = None
         offset, end = batch.position, batch.end
@@ -112,12 +109,10 @@ class JsonLinesFormat(TextFormat):
                     failure, end = error, self.place_of(batch, number, offset)
                     break
                 problems.append(self.leave_out(error))
-                counts += Counts(bad_parts=1)
             offset += len(line) + 1
         chunk = self._make_chunk(rows)
-        yield replace(
-            chunk, start=start, end=Cursor(batch.file, end), counts=chunk.counts + counts, problems=tuple(problems)
-        )
+        counts = chunk.counts + Counts(bad_parts=len(problems))
+        yield replace(chunk, start=start, end=Cursor(batch.file, end), counts=counts, problems=tuple(problems))
         if failure is not None:  # raised after the documents before it
             raise failure
 
@@ -198,10 +193,6 @@ class JsonLinesFormat(TextFormat):
         return _Row(document, name if isinstance(name, str) else None, replaced, values)
 
     @cached_property
-    def _document_columns(self) -> tuple[str, ...]:
-        return self.settings.columns
-
-    @cached_property
     def _plain_column(self) -> str | None:
         is_plain = self.settings.template is None and self.settings.tokens_column is None
         return self.settings.text_column if is_plain else None
@@ -210,24 +201,22 @@ class JsonLinesFormat(TextFormat):
         """Return the document of a line, None if it is null; KeyError with a missing key, TypeError or ValueError with
         a phrase about an unusable value."""
         cells: list[Any] = []
-        for name in self._document_columns:
+        for name in self.settings.columns:
             value = row[name] if name in row else find_value(row, name, _MISSING)
             if value is _MISSING:
                 raise KeyError(name)
-            try:
-                cells.append(None if value is None else self._to_cell(value))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{name!r} {error}") from error
+            if value is not None and self.settings.tokens_column is not None:
+                try:
+                    value = parse_ids(value, self.settings.vocabulary)
+                except (TypeError, ValueError) as error:
+                    raise ValueError(f"{name!r} {error}") from error
+            elif isinstance(value, str):
+                value = encode_utf8(value)
+            elif value is not None:
+                found = "number" if kind_of(value) == "number" else type(value).__name__
+                raise TypeError(f"{name!r} is not a text but a {found}")
+            cells.append(value)
         return cells[0] if self.settings.template is None else self.settings.template.fill(cells)
-
-    def _to_cell(self, value: Any) -> bytes | Ids:
-        """Return a value as UTF-8, or as ids; TypeError or ValueError, with a phrase, if that is impossible."""
-        if self.settings.tokens_column is not None:
-            return parse_ids(value, self.settings.vocabulary)
-        if isinstance(value, str):
-            return encode_utf8(value)
-        found = "number" if kind_of(value) == "number" else type(value).__name__
-        raise TypeError(f"is not a text but a {found}")
 
 
 def _find_line_end(view: ByteView, offset: int, limit: int) -> int | None:
@@ -244,12 +233,10 @@ def _find_line_end(view: ByteView, offset: int, limit: int) -> int | None:
 
 def skip_line(view: ByteView, offset: int) -> int:
     """Return the offset after a line of any length, in constant memory."""
-    while window := view.read_at(offset, _WINDOW_BYTES):
-        if (found := window.find(b"\n")) >= 0:
-            return offset + found + 1
-        offset += len(window)
+    while (end := _find_line_end(view, offset, offset + _WINDOW_BYTES - 1)) is None:
+        offset += _WINDOW_BYTES
         view.forget(offset)
-    return offset
+    return end
 
 
 def _too_long(file: InputFile, offset: int) -> BadFileError:

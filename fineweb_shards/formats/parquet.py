@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -61,8 +61,6 @@ class StatedExtent:
 
 
 class ParquetFormat(Format):
-    """Documents in the rows of a column of texts, or of lists of ids."""
-
     def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
         super().__init__(settings, place)
         # pyarrow's default, mimalloc, takes 47 MB more in every worker and is no faster; malloc has ten times the page
@@ -95,20 +93,19 @@ class ParquetFormat(Format):
         first, size = position, 0
         for group in range(position, groups):
             group_size = footer.group_bytes[group]
-            if group_size >= 2 * wanted:
+            is_large = group_size >= 2 * wanted
+            if is_large:
                 if size:
                     yield Batch(file.index, first, group, size)
-                if self.place.is_remote:  # divided, it would be fetched whole by every worker
-                    yield Batch(file.index, group, group + 1, group_size)
-                else:  # divided, because pandas writes a million rows into one row group
-                    rows = footer.group_rows[group]
-                    parts = max(1, min(rows, group_size // self.settings.batch_bytes))
-                    for span in pairwise(rows * i // parts for i in range(parts + 1)):
-                        yield Batch(file.index, group, group + 1, group_size // parts, rows=span)
-                first, size = group + 1, 0
-                continue
+                first, size = group, 0
             size += group_size
-            if size >= wanted:
+            if is_large and not self.place.is_remote:  # where every worker would fetch the whole row group
+                rows = footer.group_rows[group]  # pandas writes a million into one row group
+                parts = max(1, min(rows, group_size // self.settings.batch_bytes))
+                for span in pairwise(rows * i // parts for i in range(parts + 1)):
+                    yield Batch(file.index, group, group + 1, group_size // parts, rows=span)
+                first, size = group + 1, 0
+            elif size >= wanted:
                 yield Batch(file.index, first, group + 1, size)
                 first, size = group + 1, 0
         if first < groups:
@@ -279,7 +276,11 @@ class ParquetFormat(Format):
             return None
         where_columns = self.row_filter.where.columns if self.row_filter else ()
         columns = list(dict.fromkeys(("token_count", *where_columns)))
-        if not _are_small(opened, where_columns):
+        metadata = opened.parsed.metadata
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        chunks = chain.from_iterable(map(group.column, range(group.num_columns)) for group in groups)
+        size_bytes = sum(one.total_uncompressed_size for one in chunks if one.path_in_schema in where_columns)
+        if size_bytes > _SMALL_SHARE * sum(opened.footer.group_bytes):
             return None
         import pyarrow.compute as pc  # here: only the parent needs it, and it takes 40 ms
 
@@ -304,16 +305,6 @@ class ParquetFormat(Format):
         except BadFileError:
             return None  # the text may still be sound
         return StatedExtent(documents, total)
-
-
-def _are_small(opened: ParquetSource, columns: Sequence[str]) -> bool:
-    """Return whether columns are small compared with the text, by the sizes in the footer."""
-    metadata = opened.parsed.metadata
-    size_bytes = 0
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        chunks = map(group.column, range(group.num_columns))
-        size_bytes += sum(c.total_uncompressed_size for c in chunks if c.path_in_schema in columns)
-    return size_bytes <= _SMALL_SHARE * sum(opened.footer.group_bytes)
 
 
 @dataclass

@@ -40,8 +40,6 @@ _FINEWEB_COLUMNS = {"text", "id", "dump", "url", "file_path", "token_count"}
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The checked values of a footer."""
-
     needed_columns: tuple[str, ...]  # those of the documents, and of --where
     count_columns: tuple[str, ...]  # token_count and id, in FineWeb's files
     group_rows: tuple[int, ...]  # the number of rows of each row group
@@ -77,12 +75,10 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
         sizes = tuple(sum(some) + count * literal_bytes for some, count in zip(values, rows, strict=True))
         if min((*rows, *chain.from_iterable(values)), default=0) < 0 or sum(rows) != metadata.num_rows:
             raise pa.ArrowInvalid(f"it counts {metadata.num_rows:,} rows, its row groups {sum(rows):,}")
-        counted = settings.vocabulary == TOKEN_COUNT_VOCABULARY and not is_list and template is None
-        count_columns = _find_count_columns(schema, settings.columns[0]) if counted else ()
-        needed = dict.fromkeys(settings.columns)
+        counted = settings.vocabulary == TOKEN_COUNT_VOCABULARY and settings.columns == ("text",)
+        count_columns = _find_count_columns(schema) if counted and not is_list and template is None else ()
         if settings.where is not None:
             row_filter = RowFilter(settings.where)
-            needed |= dict.fromkeys(settings.where.columns)
             for name in settings.where.columns:
                 hint = suggest(name, [*schema.names, *(one.path for one in stored)], "Check the names in --where.")
                 if problem := row_filter.find_wrong_type(name, _find_column(file, list(schema), name, hint)[0]):
@@ -90,7 +86,7 @@ def read_footer(file: InputFile, opened: Any, settings: ReadSettings) -> Footer:
                     raise BadFileError(f"{file.path}: column {name!r} {problem}.", hint)
     first_rows = tuple(accumulate(rows, initial=0))
     paths = tuple(stored[index].path for index in indices)
-    return Footer(tuple(needed), count_columns, rows, sizes, first_rows, paths)
+    return Footer(settings.needed_columns, count_columns, rows, sizes, first_rows, paths)
 
 
 @contextmanager
@@ -137,11 +133,10 @@ def _find_column(
     raise BadFileError(f"{file.path}: {problem}; the columns are: {shown}.", hint)
 
 
-def _find_count_columns(schema: pa.Schema, text_column: str) -> tuple[str, ...]:
+def _find_count_columns(schema: pa.Schema) -> tuple[str, ...]:
     """Return FineWeb's columns about the tokens of `text`, if the file has usable ones."""
     names = schema.names
-    unique = all(names.count(name) == 1 for name in TOKEN_COUNT_COLUMNS)
-    if text_column != "text" or not unique or not set(names) >= _FINEWEB_COLUMNS:
+    if not set(names) >= _FINEWEB_COLUMNS or any(names.count(name) > 1 for name in TOKEN_COUNT_COLUMNS):
         return ()
     count, name = (schema.field(column).type for column in TOKEN_COUNT_COLUMNS)
     can_be_used = pa.types.is_integer(count) and (is_text(name) or pa.types.is_integer(name))
@@ -150,8 +145,6 @@ def _find_count_columns(schema: pa.Schema, text_column: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ParquetSource:
-    """An open file with its parsed footer."""
-
     file: InputFile
     content: ByteSource
     parsed: Any  # pyarrow's ParquetFile
@@ -164,9 +157,9 @@ class ParquetSource:
     def paths(self) -> dict[str, str]:
         """The columns to read, each with the path of its values in the file: first those of the documents, then those
         of --where, and FineWeb's token_count and id."""
-        needed, others = self.footer.needed_columns, self.footer.count_columns
-        names = (*needed, *others) if self.is_nearly_all_text else needed
-        return dict(zip(names, names, strict=True)) | dict(zip(needed, self.footer.paths, strict=False))
+        needed = self.footer.needed_columns
+        names = (*needed, *self.footer.count_columns) if self.is_nearly_all_text else needed
+        return {name: name for name in names} | dict(zip(needed, self.footer.paths, strict=False))
 
     def ranges(self, first_group: int, end_group: int) -> list[tuple[int, int]]:
         """Return the ranges to fetch for row groups, in order: one for all of them, or one for each column to read."""
@@ -187,8 +180,7 @@ class ParquetSource:
         for chunk in chunks:
             if chunk.path_in_schema not in names:
                 continue
-            begin = chunk.dictionary_page_offset or chunk.data_page_offset
-            end = begin + chunk.total_compressed_size
+            begin, end = _extent(chunk)
             # A chunk that may unpack to too much but is small in the file is fetched now, because it would be fetched
             # next anyway. For the others, only the footer's sizes are known.
             may_be_large = chunk.total_uncompressed_size > largest_page_bytes // len(documents)
@@ -210,9 +202,8 @@ class ParquetSource:
                     "Raise --max-memory, write documents of this length to text files, or leave out the row group with "
                     "--on-bad-file skip; then rerun the command to resume.",
                 )
-            if pages and pages[0].kind == DICTIONARY_PAGE and pages[0].unpacked_bytes:
-                repeated = metadata.num_rows - pages[0].values
-                most_bytes = _REPEATED_BYTES // len(documents)
+            if pages and pages[0].kind == _DICTIONARY_PAGE:
+                repeated, most_bytes = metadata.num_rows - pages[0].values, _REPEATED_BYTES // len(documents)
                 if min(slice_rows, repeated) * pages[0].unpacked_bytes > most_bytes:
                     slice_rows = max(1, min(slice_rows, most_bytes // pages[0].unpacked_bytes))
         return slice_rows
@@ -223,23 +214,19 @@ class ParquetSource:
 
 
 def open_parquet(file: InputFile, content: ByteSource, settings: ReadSettings, *, is_remote: bool) -> ParquetSource:
-    """Parse and check a file's footer."""
     if file.size_bytes == 0:
         raise BadFileError(f"{file.path}: the file is empty, so it is not a parquet file.")
     parsed = _parse(file, content, _REMOTE_BUFFER_BYTES if is_remote else _BUFFER_BYTES)
     footer = read_footer(file, parsed, settings)
     if not is_remote:
         return ParquetSource(file, content, parsed, footer, is_nearly_all_text=True)
-    metadata, paths = parsed.metadata, footer.paths
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    groups = [parsed.metadata.row_group(i) for i in range(parsed.metadata.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-    unpacked = (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in paths)
-    if max(unpacked, default=0) <= LARGEST_FETCH_BYTES:
+    texts = [chunk for chunk in chunks if chunk.path_in_schema in footer.paths]
+    if max((chunk.total_uncompressed_size for chunk in texts), default=0) <= LARGEST_FETCH_BYTES:
         # Prefetched bytes are decoded in place. Larger row groups are read piece by piece.
-        parsed = _parse(file, content, 0, metadata)
-    extents = [_extents(group) for group in groups]
-    everything = sum(stop - start for group in extents for start, stop in group.values())
-    only_text = sum(group[path][1] - group[path][0] for group in extents for path in paths if path in group)
+        parsed = _parse(file, content, 0, parsed.metadata)
+    everything, only_text = (sum(chunk.total_compressed_size for chunk in some) for some in (chunks, texts))
     return ParquetSource(file, content, parsed, footer, everything <= _MOST_OVERHEAD * only_text)
 
 
@@ -249,18 +236,17 @@ def _parse(file: InputFile, content: ByteSource, buffer_bytes: int, metadata: An
 
 
 def _extents(group: Any) -> dict[str, tuple[int, int]]:
-    """Return the byte range of each column of a row group."""
-    chunks = [group.column(i) for i in range(group.num_columns)]
-    starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-    return {
-        chunk.path_in_schema: (start, start + chunk.total_compressed_size)
-        for chunk, start in zip(chunks, starts, strict=True)
-    }
+    return {chunk.path_in_schema: _extent(chunk) for chunk in map(group.column, range(group.num_columns))}
+
+
+def _extent(chunk: Any) -> tuple[int, int]:
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    return start, start + chunk.total_compressed_size
 
 
 # Pages
 
-DICTIONARY_PAGE = 2
+_DICTIONARY_PAGE = 2
 _HEADER_BYTES = 2**16  # more than any header, unless its statistics contain whole texts
 _FIRST_BYTES = 256
 _KINDS_OF_HEADERS = (5, 7, 8)  # fields that hold a struct whose first field is the number of values

@@ -30,8 +30,6 @@ BEGINNING_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RandomSample:
-    """Keeps each document with the probability `share`."""
-
     share: float
     seed: int
 
@@ -47,7 +45,7 @@ class RandomSample:
         read: list[TextChunk] = []  # ahead
         is_kept = False  # the last document so far
         while chunk := read.pop(0) if read else next(chunks, None):
-            beginnings = [*iter_beginnings(chunk.documents)]
+            beginnings = [*_iter_beginnings(chunk.documents)]
             if chunk.ends_mid_document and decided is None:
                 beginnings[-1] = self._read_on(beginnings[-1], read, chunks)
             kept = np.fromiter(map(self.keeps, beginnings), np.bool_, len(beginnings))
@@ -64,14 +62,14 @@ class RandomSample:
         while len(found) < BEGINNING_BYTES:
             if number == len(read):
                 read.append(next(chunks))
-            found += bytes(next(iter_beginnings(read[number].documents)))
+            found += bytes(next(_iter_beginnings(read[number].documents)))
             if len(read[number].documents) > 1 or not read[number].ends_mid_document:
                 break
             number += 1
         return found
 
 
-def iter_beginnings(documents: Texts | TokenLists) -> Iterator[bytes | memoryview]:
+def _iter_beginnings(documents: Texts | TokenLists) -> Iterator[bytes | memoryview]:
     """Yield at least the hashed bytes of each document."""
     if isinstance(documents, Texts):
         return (view[:BEGINNING_BYTES] for view in documents.iter_views())
@@ -85,6 +83,12 @@ def _take(chunk: TextChunk, kept: NDArray[np.bool_]) -> TextChunk:
     begun = len(kept) - int(chunk.starts_mid_document)  # documents count where they begin
     left_out = begun - int(kept[chunk.starts_mid_document :].sum())
     text_bytes = documents.size_bytes if isinstance(documents, Texts) else 0
+    origins = []
+    for origin in chunk.origins:
+        own = kept[origin.first : origin.first + origin.count]
+        rows, tokens = (None if one is None else one[own] for one in (origin.rows, origin.tokens))
+        ids = None if origin.ids is None else [*compress(origin.ids, own)]
+        origins.append(Origin(int(kept[: origin.first].sum()), int(own.sum()), rows, ids, tokens))
     return replace(
         chunk,
         documents=documents,
@@ -95,16 +99,5 @@ def _take(chunk: TextChunk, kept: NDArray[np.bool_]) -> TextChunk:
         starts_at_seam=chunk.starts_at_seam and is_first,
         ends_at_seam=chunk.ends_at_seam and is_last,
         counts=replace(chunk.counts, text_bytes=text_bytes, unsampled_documents=left_out),
-        origins=tuple(_take_origin(origin, kept) for origin in chunk.origins),
-    )
-
-
-def _take_origin(origin: Origin, kept: NDArray[np.bool_]) -> Origin:
-    own = kept[origin.first : origin.first + origin.count]
-    return Origin(
-        int(kept[: origin.first].sum()),
-        int(own.sum()),
-        None if origin.rows is None else origin.rows[own],
-        None if origin.ids is None else [*compress(origin.ids, own)],
-        None if origin.tokens is None else origin.tokens[own],
+        origins=tuple(origins),
     )

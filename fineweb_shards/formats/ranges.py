@@ -10,7 +10,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from fineweb_shards.storage.streams import (
 )
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.tokenizers.cuts import CONTEXT_BYTES, LONGEST_UNCUT_BYTES, find_cut
-from fineweb_shards.types import Positions
+from fineweb_shards.types import Batch, Positions
 from fineweb_shards.vocabulary import CutRule
 
 # How far to look for the end of a document that can't be cut. The encoder decides by the length of the text what is too
@@ -127,8 +128,7 @@ class StreamView(ByteView):
     @contextmanager
     def _view(self, offset: int, size: int) -> Iterator[memoryview]:
         """Read as far as needed, and lend a part of the kept bytes without a copy."""
-        if offset < self._start:
-            raise ValueError(f"offset {offset} has been forgotten")
+        assert offset >= self._start, "these bytes have been forgotten"
         while not self._ended and self.size_bytes < offset + size:
             try:
                 data = self._stream.read()
@@ -144,7 +144,7 @@ class StreamView(ByteView):
     def _fail(self, error: DamagedStreamError | OSError) -> None:
         text, reason = f"{self.size_bytes:,} bytes of text", getattr(error, "strerror", None) or str(error)
         self._is_cut_off = not isinstance(error, TrailingGarbageError)
-        if isinstance(error, TrailingGarbageError):
+        if not self._is_cut_off:
             reason = f"after its {text} {reason}"
         elif not isinstance(error, NotCompressedError):
             reason = f"broken after {text}: {reason}"
@@ -154,7 +154,6 @@ class StreamView(ByteView):
         return self._is_cut_off and offset == self.size_bytes
 
     def skip_to(self, offset: int) -> None:
-        """Read up to `offset` and drop the bytes before it."""
         while self._start < offset and (data := self.read_at(self._start, READ_BYTES)):
             self.forget(min(self._start + len(data), offset))
 
@@ -166,19 +165,18 @@ class StreamView(ByteView):
         self._stream.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A byte range of a file that becomes a batch."""
-
-    start: int
-    end: int
-    starts_mid_document: bool = False
-    ends_mid_document: bool = False
-    starts_at_seam: bool = False
-    ends_at_seam: bool = False
-    problem: str | None = None  # why the range is left out
-    is_kept: bool | None = None  # whether --sample keeps the last document, if this is only a part of it
-    is_uncut: bool = False  # too long to be encoded whole, and impossible to cut
+def with_bytes(view: ByteView, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the batches of a file: references if workers can read it themselves, else with the bytes."""
+    for batch in batches:
+        if isinstance(view, StreamView) and batch.problem is None:
+            payload = view.share_at(batch.position, batch.size_bytes)
+            batch = replace(batch, payload=payload, broken_off=view.is_cut_off_at(batch.end))
+            view.forget(batch.end)
+        elif batch.problem is None and not batch.size_bytes:
+            batch = replace(batch, payload=SharedBytes(b""))
+        yield batch
+    if isinstance(view, StreamView) and view.failure is not None:
+        raise view.failure
 
 
 def next_target(start: int, batch_bytes: int, distance: int = 0) -> int:
@@ -188,44 +186,51 @@ def next_target(start: int, batch_bytes: int, distance: int = 0) -> int:
 
 
 class _End(NamedTuple):
-    """The end of a range: a document's end, or a cut, or, with `uncut`, the position up to which there is neither."""
+    """The end of a range: a document's end, or a cut."""
 
     position: int
     is_cut: bool = False
     seam: bool = False
-    uncut: int | None = None  # from here on the document is too long to be encoded whole, and impossible to cut
+    searched: int | None = None  # up to here there is neither: the rest of the document can't be encoded
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RangeFinder:
-    """Divides a text into ranges of about `batch_bytes`; `rule` says where a long document may be cut."""
+    """Divides a text into ranges of about `batch_bytes`; `rule` says where a long document may be cut. `report_uncut`
+    receives where a part begins that can't be encoded, and returns the message."""
 
-    separator: Separator
+    file: int
+    separator_name: str
     batch_bytes: int
     rule: CutRule | None
+    report_uncut: Callable[[int], str]
     sample: RandomSample | None = None
 
-    def find_ranges(self, view: ByteView, start: int, starts_mid_document: bool) -> Iterator[Range]:
+    @cached_property
+    def separator(self) -> Separator:
+        return make_separator(self.separator_name)
+
+    def find_ranges(self, view: ByteView, start: int, starts_mid_document: bool) -> Iterator[Batch]:
         """Yield ranges from `start` to the end of the text. After too long a stretch without a separator or a place to
-        cut, the document ends at the last such place, and the rest becomes a range that can't be encoded (`is_uncut`).
-        Where that happens depends only on the text, not on the batch size."""
+        cut, the document ends at the last such place, and the rest becomes a range that can't be encoded. Where that
+        happens depends only on the text, not on the batch size."""
         seam, is_kept = False, None
         while view.read_at(start, 1):
             found = self._find_end(view, start, starts_mid_document)
             if self.sample is not None:
                 found, is_kept = self._decide(self.sample, view, start, found, is_kept if starts_mid_document else None)
-            if found.uncut is None:
-                end = found.position
-                yield Range(start, end, starts_mid_document, found.is_cut, seam, found.seam, is_kept=is_kept)
-            else:
-                if starts_mid_document or found.uncut > start:
-                    yield Range(start, found.uncut, starts_mid_document, is_kept=is_kept)
-                searched = found.position
+            end = found.position
+            if found.searched is None or starts_mid_document or end > start:
+                yield Batch(
+                    self.file, start, end, end - start, starts_mid_document, found.is_cut, seam, found.seam,
+                    separator=self.separator_name, is_kept=is_kept,
+                )  # fmt: skip
+            if (searched := found.searched) is not None:
                 while (after := self._end_in_window(view, searched, _FAR_WINDOW_BYTES)) is None:
                     searched += _FAR_WINDOW_BYTES
                     view.forget(searched - self.separator.lookback)
+                yield Batch(self.file, end, after, 0, problem=self.report_uncut(end))
                 end = after
-                yield Range(found.uncut, end, is_uncut=True)
             start, starts_mid_document, seam = end, found.is_cut, found.seam
 
     def _decide(
@@ -234,9 +239,9 @@ class RangeFinder:
         """Return the end of a range from `start`, and whether the sample keeps its last document, if that is cut.
         `is_kept` is the decision about a document that began earlier; the range ends with it, so that a run can resume
         there."""
-        if is_kept is None and not found.is_cut and found.uncut is None:
+        if is_kept is None and not found.is_cut and found.searched is None:
             return found, None
-        data = view.read_at(start, (found.position if found.uncut is None else found.uncut) - start)
+        data = view.read_at(start, found.position - start)
         starts = self.separator.split(data, is_kept is not None).starts.tolist()
         if is_kept is not None:
             return (_End(start + starts[1]) if len(starts) > 1 else found), is_kept
@@ -306,7 +311,7 @@ class RangeFinder:
                 return _End(begin + cut.position, True)
             offset += size
             back, low = margin + CONTEXT_BYTES, offset - margin
-        return _End(limit, uncut=uncut)
+        return _End(uncut, searched=limit)
 
 
 # Separators can be found from any offset in a file. CRLF is read as LF: a line end in a separator also matches CRLF,
@@ -316,9 +321,7 @@ _LF, _CR = b"\n\r"
 
 
 class Spans(NamedTuple):
-    """The positions at which documents begin and end."""
-
-    starts: Positions
+    starts: Positions  # of documents
     ends: Positions
 
 
@@ -339,8 +342,6 @@ class Separator:
 
 
 class Line(Separator):
-    """Separates at every line end: a line is a document."""
-
     def find_boundary(self, window: bytes) -> int | None:
         return window.find(b"\n") + 1 or None
 
@@ -353,8 +354,6 @@ class Line(Separator):
 
 
 class BlankLine(Separator):
-    """Separates at one or more empty lines."""
-
     lookback = 3
     _BORDER = re.compile(rb"\n\r?\n")
     _BLANK = re.compile(rb"\r?\n(?:\r?\n)+")
@@ -372,8 +371,6 @@ class BlankLine(Separator):
 
 
 class Literal(Separator):
-    """Separates at every occurrence of a string."""
-
     def __init__(self, text: str) -> None:
         parts = text.replace("\r\n", "\n").encode().split(b"\n")
         # Only the next byte shows whether a CR at the end of the separator is a lone CR.
@@ -398,7 +395,7 @@ class Literal(Separator):
         return None
 
     def last_boundary(self, data: bytes) -> int | None:
-        """Return the last boundary in a range that is split from its start; None if there is none."""
+        """Return the last boundary in a range that is split from its start."""
         found = (match.end() for match in self._pattern.finditer(data) if self._is_decided(match, data))
         return max(found, default=None)
 
@@ -425,6 +422,5 @@ def _between(separators: Iterable[tuple[int, int]], first: int, size: int) -> Sp
 
 
 def make_separator(name: str) -> Separator:
-    """Return the separator of this name: `line`, `blank` or `none`; any other string stands for itself."""
     named: dict[str, Callable[[], Separator]] = {"line": Line, "blank": BlankLine, "none": Separator}
     return named[name]() if name in named else Literal(name)

@@ -37,8 +37,6 @@ _PARTS_OF_TEXT = ("contains", "starts with")
 
 
 class RowFilter:
-    """Selects the rows that meet a condition."""
-
     def __init__(self, where: Where) -> None:
         importlib.import_module("pyarrow.compute")  # from now on available as `pa.compute`
         self.where = where

@@ -51,11 +51,8 @@ def plain_type(kind: Any) -> Any:
 
 def is_text(kind: Any) -> bool:
     """Return whether a column of this type holds text, also as a dictionary, a view or an extension type."""
-    checks = (
-        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
-        pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
-    )  # fmt: skip
-    return any(check(plain_type(kind)) for check in checks)
+    texts = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
+    return plain_type(kind) in texts
 
 
 def holds_ids(kind: Any) -> bool:
@@ -141,56 +138,38 @@ def split_rows(
     if selection is None and column.null_count:
         selection = Selection(column.is_valid(), Counts(skipped_documents=column.null_count))
     left_out = selection.counts if selection else Counts()
-    kept = _bits_of(selection.wanted, 1) if selection else None
+    kept = _bits_of(selection.wanted, 1) if selection else np.ones(len(column), np.bool_)
     is_large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     boundaries, data = _boundaries_of(column, is_large=is_large), column.buffers()[2]
-    cells = TextBuffer(b"" if data is None else memoryview(data), boundaries[:-1], boundaries[1:])
-    if kept is not None:
-        cells = TextBuffer(cells.data, cells.starts[kept], cells.ends[kept])
+    cells = TextBuffer(b"" if data is None else memoryview(data), boundaries[:-1][kept], boundaries[1:][kept])
     size_bytes = int((cells.ends - cells.starts).sum())
     if size_bytes > 2 * _LONG_CELL_BYTES:
         # A very long cell, or many long ones: copy one at a time.
         yield TextChunk(NO_TEXTS, None, None, counts=left_out)
-        for row in range(len(column)):
-            if kept is None or kept[row]:
-                yield from _split_cell(column[row], first_row + row, rule)
+        for row in np.flatnonzero(kept).tolist():
+            yield from _split_cell(column[row], first_row + row, rule)
         return
     names = rows.schema.names
     counted = {name: rows.column(names.index(name)) for name in count_columns if name in names}
-    ids = counted.get("id")
-    tokens = _stated_tokens(counted["token_count"]) if "token_count" in counted else None
-    places = np.arange(first_row, first_row + len(rows))
-    if selection is not None and kept is not None:
-        ids = None if ids is None else ids.filter(selection.wanted)
-        tokens, places = None if tokens is None else tokens[kept], places[kept]
-    texts, replaced = _to_texts(column, cells)
-    origin = Origin(0, len(texts), places, ids, tokens)
+    ids, stated, tokens = counted.get("id"), counted.get("token_count"), None
+    if stated is not None:
+        numbers = _integers_of(stated)
+        if numbers.dtype == np.uint64:
+            numbers = np.minimum(numbers, np.uint64(2**63 - 1))
+        tokens = numbers.astype(np.int64)
+        tokens = (np.where(_bits_of(stated, 0), tokens, -1) if stated.null_count else tokens)[kept]
+    if ids is not None and selection is not None:
+        ids = ids.filter(selection.wanted)
+    texts, replaced = Texts(cells), 0
+    as_text = {pa.binary(): pa.string(), pa.large_binary(): pa.large_string()}
+    try:
+        column.view(as_text.get(column.type, column.type)).validate(full=True)
+    except pa.ArrowInvalid:  # some writers don't check that strings are valid UTF-8
+        pairs = zip(cells.starts.tolist(), cells.ends.tolist(), strict=True)
+        texts, replaced = decode_texts(bytes(cells.data[start:end]) for start, end in pairs)
+    origin = Origin(0, len(texts), first_row + np.flatnonzero(kept), ids, tokens)
     counts = Counts(size_bytes, replaced_characters=replaced)
     yield TextChunk(texts, None, None, counts=left_out + counts, origins=(origin,))
-
-
-def _stated_tokens(column: Any) -> NDArray[np.int64]:
-    """Convert a column of integers of any width to int64; nulls become -1."""
-    stated = _integers_of(column)
-    if pa.types.is_uint64(column.type):
-        stated = np.minimum(stated, np.uint64(2**63 - 1))
-    tokens = stated.astype(np.int64)
-    return np.where(_bits_of(column, 0), tokens, -1) if column.null_count else tokens
-
-
-def _to_texts(column: Any, cells: TextBuffer) -> tuple[Texts, int]:
-    """Return the texts of a column's cells, and the number of replaced characters: some writers don't check that
-    strings are valid UTF-8."""
-    if pa.types.is_binary(column.type):
-        column = column.view(pa.string())
-    elif pa.types.is_large_binary(column.type):
-        column = column.view(pa.large_string())
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        pairs = zip(cells.starts.tolist(), cells.ends.tolist(), strict=True)
-        return decode_texts(bytes(cells.data[start:end]) for start, end in pairs)
-    return Texts(cells), 0
 
 
 def _split_cell(cell: Any, row: int, rule: CutRule | None) -> Iterator[TextChunk]:
@@ -252,33 +231,25 @@ class TokenRows:
 
     @classmethod
     def from_arrays(cls, arrays: list[Ids]) -> TokenRows:
-        """Join arrays, each a row."""
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
         ends = np.cumsum(lengths)
         return cls(np.concatenate(arrays) if arrays else np.empty(0, np.int64), ends - lengths, ends)
 
-    def take(self, chosen: Any) -> TokenRows:
-        """Return some of the rows, chosen by their numbers or by true and false."""
-        return TokenRows(self.ids, self.starts[chosen], self.ends[chosen], self.valid)
-
     def find_wrong(self, vocabulary: Vocabulary) -> dict[int, str]:
         """Return a phrase about each row that holds anything but ids of the vocabulary."""
-        if not len(self.starts) or self._describe_wrong(self.starts[0], self.ends[-1], vocabulary) is None:
+
+        def describe(start: int, end: int) -> str | None:
+            ids = self.ids[start:end]
+            if len(ids) and self.valid is not None and not self.valid[start:end].all():
+                return "has a null among its ids"
+            return _describe_wrong_id(int(ids.min()), int(ids.max()), vocabulary) if len(ids) else None
+
+        if not len(self.starts) or describe(self.starts[0], self.ends[-1]) is None:
             return {}
-        pairs = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
-        found = (self._describe_wrong(start, end, vocabulary) for start, end in pairs)
+        found = map(describe, self.starts.tolist(), self.ends.tolist())
         return {row: phrase for row, phrase in enumerate(found) if phrase is not None}
 
-    def _describe_wrong(self, start: int, end: int, vocabulary: Vocabulary) -> str | None:
-        ids = self.ids[start:end]
-        if not len(ids):
-            return None
-        if self.valid is not None and not self.valid[start:end].all():
-            return "has a null among its ids"
-        return _describe_wrong_id(int(ids.min()), int(ids.max()), vocabulary)
-
     def without_outer_eots(self, vocabulary: Vocabulary) -> TokenRows:
-        """Return the rows without an EOT at either end."""
         starts, ends = self.starts.copy(), self.ends.copy()
         filled = np.flatnonzero(starts < ends)
         starts[filled[vocabulary.find_eots(self.ids[starts[filled]])]] += 1
@@ -345,15 +316,14 @@ def split_token_rows(
         column = column.cast(pa.large_list(column.type.value_type))
     boundaries = _boundaries_of(column, is_large=pa.types.is_large_list(column.type))
     valid = _bits_of(column.values, 0) if column.values.null_count else None
-    found = TokenRows(_integers_of(column.values), boundaries[:-1], boundaries[1:], valid)
-    numbers = np.arange(first_row, first_row + len(column))
-    if selection is not None:
-        chosen = _bits_of(selection.wanted, 1)
-        found, numbers = found.take(chosen), numbers[chosen]
+    kept = _bits_of(selection.wanted, 1) if selection else np.ones(len(column), np.bool_)
+    found = TokenRows(_integers_of(column.values), boundaries[:-1][kept], boundaries[1:][kept], valid)
+    numbers = first_row + np.flatnonzero(kept)
     wrong = found.find_wrong(vocabulary)
     problems = tuple(leave_out(f"row {numbers[row]:,} {phrase}") for row, phrase in wrong.items())
     if wrong:
-        found = found.take(np.delete(np.arange(len(numbers)), [*wrong]))
+        starts, ends = (np.delete(boundaries, [*wrong]) for boundaries in (found.starts, found.ends))
+        found = replace(found, starts=starts, ends=ends)
         counts += Counts(bad_parts=len(wrong))
     found = found.without_outer_eots(vocabulary)
     if int((found.ends - found.starts).sum()) <= 2 * _LONG_ROW_IDS:

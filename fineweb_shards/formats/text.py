@@ -1,15 +1,8 @@
 """Read plain text: batches are byte ranges that end at a document's end, or at a safe cut in a long document.
 
-The rules:
-
-- A byte order mark at the start of a file is dropped; a file that doesn't begin with text is refused.
-- CRLF is read as LF, as in editors and Python's text mode, also in separators. A lone CR stays.
-- Invalid UTF-8 becomes U+FFFD and is counted.
-- Of a damaged compressed file, every document that ends before the damage is read. If the damage cuts off a document
-  longer than a batch, the run stops, because the document's beginning is already encoded.
-- A document is the unchanged text between two separators; empty ones are dropped.
-- `blank`: one or more empty lines (so no document begins with an empty line, and only the last one of a file
-  can end with a line end). `line`: a line end. `auto`: detected by text_samples.py.
+docs/input.md (Text) has the rules for separators, byte order marks, CRLF and invalid UTF-8. Of a damaged compressed
+file, every document that ends before the damage is read. If the damage cuts off a document longer than a batch, the run
+stops, because the document's beginning is already encoded.
 """
 
 from __future__ import annotations
@@ -20,30 +13,28 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fineweb_shards.errors import BadFileError, ChangedError, InputError
 from fineweb_shards.formats.base import Format, ReadSettings, decode_texts, is_utf8
 from fineweb_shards.formats.ranges import (
     FARTHEST_BYTES,
     ByteView,
-    Range,
     RangeFinder,
     RangeView,
     StreamView,
     make_separator,
+    with_bytes,
 )
 from fineweb_shards.formats.row_filter import RowFilter
 from fineweb_shards.formats.text_samples import AUTO, SAMPLE_BYTES, check_is_text, find_separator
 from fineweb_shards.storage.place import ByteSource, InputFile, Place
 from fineweb_shards.storage.streams import ReadAhead, open_stream
-from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import TextBuffer, Texts
 from fineweb_shards.types import Batch, Counts, Cursor, TextChunk
 
 
 class TextFormat(Format):
-    """Documents of plain text, found by a separator."""
-
     def __init__(self, settings: ReadSettings, place: Place | None = None) -> None:
         super().__init__(settings, place)
         self.row_filter = RowFilter(settings.where) if settings.where else None
@@ -60,7 +51,6 @@ class TextFormat(Format):
                     self._streams[file.path] = open_stream(file, self.place)
 
     def open_view(self, file: InputFile) -> ByteView:
-        """Open a file to cut it into batches."""
         if self.by_value(file):
             stream = self._streams.pop(file.path, None)
             return StreamView(file, stream or open_stream(file, self.place))
@@ -80,30 +70,27 @@ class TextFormat(Format):
             go_to(file, view, position)
             has_mark = position == 0 and view.read_at(0, len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
             start = len(codecs.BOM_UTF8) if has_mark else position
-            rule = self.settings.vocabulary.cut_rule
-            finder = RangeFinder(make_separator(name), self.settings.batch_bytes, rule, self.settings.sample)
-            found = finder.find_ranges(view, start, starts_mid_document)
-            ranges = (self._report_uncut(file, part) if part.is_uncut else part for part in found)
-            for batch in batches_of(file, view, ranges, name):
+            rule, report_uncut = self.settings.vocabulary.cut_rule, partial(self._report_uncut, file)
+            finder = RangeFinder(file.index, name, self.settings.batch_bytes, rule, report_uncut, self.settings.sample)
+            for batch in with_bytes(view, finder.find_ranges(view, start, starts_mid_document)):
                 if batch.broken_off and batch.starts_mid_document:
                     self._refuse_torn(file, view, batch)
                 yield batch
 
-    def _report_uncut(self, file: InputFile, part: Range) -> Range:
+    def _report_uncut(self, file: InputFile, start: int) -> str:
         error = BadFileError(
-            f"{file.path}: from byte {part.start:,}, a document continues for over {FARTHEST_BYTES:,} bytes "
+            f"{file.path}: from byte {start:,}, a document continues for over {FARTHEST_BYTES:,} bytes "
             f"without a place where {self.settings.vocabulary.name} allows a cut.",
             "Name the string that separates documents (--separator), split the document, or leave out the rest of it: "
             "--on-bad-file skip.",
         )
-        return replace(part, problem=self.leave_out(error))
+        return self.leave_out(error)
 
     def _refuse_torn(self, file: InputFile, view: ByteView, batch: Batch) -> None:
         """Raise an error if damage cuts off a document longer than a batch, whose beginning is already encoded."""
         documents = make_separator(batch.separator).split(self.read_range(file, batch), True)
         if len(documents.starts) == 1 and isinstance(view, StreamView) and view.failure is not None:
-            if not self.settings.skip_bad:
-                raise view.failure
+            self.leave_out(view.failure)
             raise InputError(
                 f"{view.failure.message} It cuts off a long document whose beginning is already encoded.",
                 "Repair the file or remove it from the input, and start over: another --out, or --fresh.",
@@ -160,7 +147,6 @@ class TextFormat(Format):
         return self._sources[file.path]
 
     def read_range(self, file: InputFile, batch: Batch) -> bytes:
-        """Return the bytes of a batch, from the file or from the batch itself."""
         if batch.payload is not None:
             return batch.payload.read()
         with self._lock:
@@ -174,40 +160,9 @@ class TextFormat(Format):
         return data
 
     def close(self) -> None:
-        while self._streams:
-            self._streams.popitem()[1].close()
-        while self._sources:
-            self._sources.popitem()[1].close()
-
-
-def batches_of(file: InputFile, view: ByteView, ranges: Iterator[Range], separator: str) -> Iterator[Batch]:
-    """Turn ranges into batches: references if workers can read the file themselves, else with the bytes."""
-    for part in ranges:
-        if part.problem is not None:
-            yield Batch(file.index, part.start, part.end, 0, problem=part.problem)
-            continue
-        size = part.end - part.start
-        payload, broken_off = None if size else SharedBytes(b""), False
-        if isinstance(view, StreamView):
-            payload = view.share_at(part.start, size)
-            broken_off = view.is_cut_off_at(part.end)
-            view.forget(part.end)
-        yield Batch(
-            file.index,
-            part.start,
-            part.end,
-            size,
-            starts_mid_document=part.starts_mid_document,
-            ends_mid_document=part.ends_mid_document,
-            starts_at_seam=part.starts_at_seam,
-            ends_at_seam=part.ends_at_seam,
-            separator=separator,
-            payload=payload,
-            is_kept=part.is_kept,
-            broken_off=broken_off,
-        )
-    if isinstance(view, StreamView) and view.failure is not None:
-        raise view.failure
+        for opened in (*self._streams.values(), *self._sources.values()):
+            opened.close()
+        self._streams, self._sources = {}, {}
 
 
 def go_to(file: InputFile, view: ByteView, position: int) -> None:

@@ -1,7 +1,7 @@
 """Look at samples of a text file before reading it: is it text, and what separates its documents?
 
 A single invalid byte becomes U+FFFD and is counted. A file full of them is a PDF, a picture, or text in another
-encoding, and useless for training.
+encoding, and useless for training. Which of them is not guessed.
 
 Documents are separated by `<|endoftext|>`, if it stands between them; else by blank lines, if they occur throughout the
 file. Otherwise the user is asked before anything is encoded: a file with a document on each line must not become one
@@ -11,11 +11,12 @@ document, because a model trained on that never sees an end of text.
 from __future__ import annotations
 
 import codecs
-import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from fineweb_shards.errors import BadFileError, UsageError
 from fineweb_shards.formats.ranges import ByteView, StreamView
@@ -30,56 +31,26 @@ HEAD_BYTES = 2**20  # the first sample for detecting separators, and the only on
 # or Chinese in GBK more than 60 %.
 _MOST_ILLEGIBLE = 1 / 4
 _LEAST_ILLEGIBLE_BYTES = 4  # a file may consist of a name in Latin-1
-_CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
-_MARKS_OF_UTF_16_AND_32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
-# Every text contains some of these: space, line end, and the Chinese space, comma and full stop. Other bytes hardly
-# ever decode to them as UTF-16 or UTF-32.
-_COMMON = " \n\u3000\u3001\u3002"
-_COMMON_SHARE = 1 / 100
-_CONVERT = "Convert text in another encoding to UTF-8 first: iconv -f ENCODING -t UTF-8 FILE > converted.txt"
-# File types that may hold so much text that only their beginning gives them away.
-_KINDS = {
-    b"%PDF-": ("a PDF", "Extract its text first, with pdftotext for example"),
-    b"PAR1": ("a parquet file", "Name it .parquet, or say --format parquet"),
-    b"ARROW1\0\0": ("an Arrow file", "Write its table as parquet first, with pyarrow for example"),
-    b"\xff\xff\xff\xff": ("an Arrow stream", "Write it as parquet first: Dataset.to_parquet of `datasets`"),
-    b"PK\x03\x04": ("a zip file", "Unpack it first"),
-    b"\x1f\x8b": ("a gzip file", "Its name must end in .gz"),
-    b"\x28\xb5\x2f\xfd": ("a zstd file", "Its name must end in .zst"),
-}
+# Controls other than \b \t \n \v \f \r and ESC, and what the error handler `surrogateescape` makes of invalid bytes.
+_ILLEGIBLE = re.compile("[\0-\x07\x0e-\x1a\x1c-\x1f\x7f\udc80-\udcff]")
+# How files begin of which a large part may be legible: UTF-16; PDF, parquet, Arrow (a file, a stream) and zip.
+_NOT_TEXT = (b"\xff\xfe", b"\xfe\xff", b"%PDF-", b"PAR1", b"ARROW1\0\0", b"\xff\xff\xff\xff", b"PK\x03\x04")
 
 
 def check_is_text(file: InputFile, head: bytes) -> None:
-    """Raise BadFileError for a file that is not text; `head` is its first SAMPLE_BYTES, or all of it."""
-    controls = len(head) - len(head.translate(None, _CONTROLS))
+    """Raise BadFileError for a file that is not text in UTF-8; `head` is its first SAMPLE_BYTES, or all of it."""
     # A character cut off by the end of the sample is not invalid.
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     text = decoder.decode(head, final=len(head) < SAMPLE_BYTES)
-    invalid = text.count("\ufffd") - head.count("\ufffd".encode())
-    illegible = controls + invalid
-    kind, next_step = next((_KINDS[magic] for magic in _KINDS if head.startswith(magic)), (None, ""))
-    # Nearly any two bytes are a character in UTF-16: UTF-8 with a few NULs must not be mistaken for it.
-    is_utf8 = not invalid and illegible <= _MOST_ILLEGIBLE * len(head)
-    if head.startswith(_MARKS_OF_UTF_16_AND_32) or (not is_utf8 and _is_wide(head)):
-        sentence, next_step = "this text is UTF-16 or UTF-32, not UTF-8", _CONVERT
-    elif kind is not None and illegible:
-        sentence = f"this is {kind}, not text"
-    elif illegible < _LEAST_ILLEGIBLE_BYTES or illegible <= _MOST_ILLEGIBLE * len(head):
-        return
-    else:
-        share = f"{illegible / len(head):.0%} of its first {len(head):,} bytes".replace("%", " %")
-        sentence, next_step = f"this is not text: {share} are neither UTF-8 nor printable", f"Check --input. {_CONVERT}"
-    raise BadFileError(f"{file.path}: {sentence}.", f"{next_step}; or leave it out: --on-bad-file skip.")
-
-
-def _is_wide(head: bytes) -> bool:
-    """Recognize UTF-16 and UTF-32 without a byte order mark by common characters."""
-    for name in ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE"):
-        with contextlib.suppress(UnicodeDecodeError):
-            text = codecs.getincrementaldecoder(name)("strict").decode(head)
-            if sum(map(text.count, _COMMON)) > _COMMON_SHARE * len(text):
-                return True
-    return False
+    illegible = _ILLEGIBLE.findall(text)
+    allowed = 0 if head.startswith(_NOT_TEXT) else max(_LEAST_ILLEGIBLE_BYTES - 1, _MOST_ILLEGIBLE * len(head))
+    if len(illegible) > allowed:
+        place = len(text[: text.index(illegible[0])].encode())
+        raise BadFileError(
+            f"{file.path}: this is not text in UTF-8: the byte at {place:,} is 0x{head[place]:02x}.",
+            "Check --input. Convert text in another encoding first: iconv -f ENCODING -t UTF-8 FILE > converted.txt; "
+            "or leave the file out: --on-bad-file skip.",
+        )
 
 
 # What separates documents
@@ -107,13 +78,13 @@ def detect_separator(samples: Sequence[bytes]) -> str:
     if any(map(_MARK.search, samples)):
         return END_OF_TEXT
     texts = [text for sample in samples if (text := sample.strip(b"\r\n"))]
-    total = 0.0  # over all texts, the share of pieces with a blank line in the middle
+    if not any(b"\n" in text for text in texts):  # one line is one document, whatever separates documents
+        return "blank"
+    shares = []  # of each text's pieces with a blank line in the middle
     for text in texts:
         pieces = [text[start : start + SAMPLE_BYTES] for start in range(0, len(text), SAMPLE_BYTES)]
-        total += sum(_BLANK.search(piece) is not None for piece in pieces) / len(pieces)
-    # A text on one line is one document, whatever separates documents.
-    has_lines = any(b"\n" in text for text in texts)
-    return "blank" if total >= _BLANK_SHARE * len(texts) or not has_lines else _UNKNOWN
+        shares.append(np.mean([_BLANK.search(piece) is not None for piece in pieces]))
+    return "blank" if np.mean(shares) >= _BLANK_SHARE else _UNKNOWN
 
 
 def find_separator(file: InputFile, view: ByteView) -> str:
@@ -141,22 +112,18 @@ def settle_separators(files: Sequence[InputFile]) -> tuple[tuple[InputFile, ...]
     for file in unknown:
         if len(texts) == 1 or file.size_bytes > SAMPLE_BYTES or file.is_pipe:
             raise _ask(file)
-    settled = {file.index: file.separator or AUTO for file in texts}
-    settled |= {file.index: "blank" for file in unknown}
-    note = None
-    if unknown:
-        few = first_few([file.name for file in unknown])
-        each = "is one document" if len(unknown) == 1 else "are one document each"
-        note = (
-            f"{show_number_of(len(unknown), 'text file')} without blank lines {each}: {few} "
-            "(if every line is one: --separator line)"
-        )
-    found = (replace(file, separator=settled.get(file.index, file.separator)) for file in files)
-    return tuple(found), note
+    settled = {file.index: file.separator or AUTO for file in texts} | {file.index: "blank" for file in unknown}
+    found = tuple(replace(file, separator=settled.get(file.index, file.separator)) for file in files)
+    if not unknown:
+        return found, None
+    each = "is one document" if len(unknown) == 1 else "are one document each"
+    return found, (
+        f"{show_number_of(len(unknown), 'text file')} without blank lines {each}: "
+        f"{first_few([file.name for file in unknown])} (if every line is one: --separator line)"
+    )
 
 
 def given_separators(texts: Iterable[InputFile], setting: str) -> set[str]:
-    """Return the separators of texts that are known before reading."""
     names = {file.separator if setting == AUTO else setting for file in texts}
     return names - {"", AUTO, _FIRST_MIB}
 

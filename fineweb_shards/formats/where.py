@@ -9,9 +9,8 @@
 A value is a number, a text in ' or ", true or false. docs/input.md defines the meaning; row_filter.py applies a
 condition to rows.
 
-Python's `ast` would not help: `=`, `is null`, `starts with`, doubled quotes, quoted names and columns called `class` or
-`from` would need translating first, after which a SyntaxError could name neither the missing part nor its position. All
-it would replace are the three functions for `or`, `and` and `not`.
+Python's `ast` would only replace the functions for `or`, `and` and `not`: everything else would need translating first,
+after which a SyntaxError could name neither the missing part nor its position.
 """
 
 from __future__ import annotations
@@ -120,8 +119,6 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """A recursive descent parser for the grammar above."""
-
     def __init__(self, text: str) -> None:
         self.kinds: dict[str, Kind] = {}  # of the values that each column is compared with
         self._text = text
@@ -192,31 +189,28 @@ class _Parser:
             if self._peek.kind == "name":
                 self._refuse("a column is compared with a value, not with another column", self._peek.place)
             return self._compare(column, operator.kind, self._value())
-        if self._take("is"):
-            negated = self._take("not")
+        is_null = self._take("is")
+        if not is_null and self._peek.kind not in ("not", "in", "contains", "starts"):
+            return self._test(column, "=", True)  # a single column of true and false
+        negated = self._take("not")
+        if is_null:
             self.require("null")
             self._note(column, "any")
             test: Condition = IsNull(column)
-        elif self._peek.kind in ("not", "in", "contains", "starts"):
-            negated = self._take("not")
-            test = self._in_or_contains(column)
-        else:  # a single column of true and false
-            negated, test = None, self._test(column, "=", True)
-        return Not(test) if negated else test
-
-    def _in_or_contains(self, column: str) -> Condition:
-        if self._take("in"):
+        elif self._take("in"):
             self.require("(")
             values = [self._value()]
             while self._take(","):
                 values.append(self._value())
             self.require(")")
-            return AnyOf(tuple(self._test(column, "=", value.value) for value in values))
-        starts = self._take("starts")
-        self.require("with" if starts else "contains")
-        if not isinstance(self._peek.value, str) or self._peek.kind != "value":
-            self._expected("a text in quotes")
-        return self._test(column, "starts with" if starts else "contains", self._value().value)
+            test = AnyOf(tuple(self._test(column, "=", value.value) for value in values))
+        else:
+            starts = self._take("starts")
+            self.require("with" if starts else "contains")
+            if not isinstance(self._peek.value, str) or self._peek.kind != "value":
+                self._expected("a text in quotes")
+            test = self._test(column, "starts with" if starts else "contains", self._value().value)
+        return Not(test) if negated else test
 
     def _compare(self, column: str, sign: str, value: _Token) -> Condition:
         if self._peek.kind in _SIGNS:

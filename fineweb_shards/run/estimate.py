@@ -19,7 +19,6 @@ from functools import cached_property
 from itertools import islice
 
 from fineweb_shards.errors import BadFileError
-from fineweb_shards.formats.base import utf8_bytes
 from fineweb_shards.formats.parquet import ParquetFormat
 from fineweb_shards.formats.registry import TEXT
 from fineweb_shards.formats.text_samples import given_separators
@@ -202,10 +201,11 @@ def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int]
     for first in range(0, len(texts), _TEXTS_AT_ONCE):
         # Without lone surrogates.
         part = [text.encode("utf-8", "replace").decode() for text in texts[first : first + _TEXTS_AT_ONCE]]
-        some = [len(ids) for ids in engine.encode(Texts.from_strings(part))]
+        batch = Texts.from_strings(part)
+        some = [len(ids) for ids in engine.encode(batch)]
         lengths += some
         tokens += sum(some) + len(some)
-        text_bytes += sum(map(utf8_bytes, part))
+        text_bytes += batch.size_bytes
         marks.append((time.monotonic(), tokens))
         if marks[-1][0] - begin > seconds and text_bytes > QUICK_SAMPLE_BYTES:
             break

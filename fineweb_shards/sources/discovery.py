@@ -6,6 +6,7 @@ link to a parent folder causes no loop, and one to a sibling no duplicates.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fnmatch
 import glob
@@ -14,8 +15,10 @@ import os
 import shlex
 import stat
 import sysconfig
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from fineweb_shards.errors import InputError, UsageError, closest
@@ -35,8 +38,6 @@ _FOLDER_PATTERN: _Rest = (_ANY_DEPTH, "*")  # equivalent to a folder
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file of the input."""
-
     path: str
     name: str  # relative to the --input
     problem: str | None = None  # why it can't be read
@@ -52,8 +53,6 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The settings of a search."""
-
     format_name: str
     is_output: Callable[[str], bool] = lambda path: False  # of this build
     is_earlier_output: Callable[[str], bool] = lambda path: False  # of any other build
@@ -102,17 +101,23 @@ def _expand(flag: str, text: str, search: Search) -> list[Found]:
         return _expand_url(flag, text, search)
     text = text.replace("{stdlib}", sysconfig.get_path("stdlib"))
     path = Path(os.path.expanduser(text))
+    why = "neither a file nor a folder"
     try:
         mode = os.stat(path).st_mode
-    except OSError:
-        mode = 0
+    except OSError as error:
+        mode, why = 0, _why_unreadable(path, error)
     if stat.S_ISREG(mode):
         return [Found(str(path), path.name)]
     if stat.S_ISFIFO(mode):  # a fixed name, because the number of a shell's <(…) changes every time
         return [Found(str(path), "pipe" if path.parent.name == "fd" else path.name, is_pipe=True)]
     is_folder = stat.S_ISDIR(mode)
     if not is_folder and not glob.has_magic(text):
-        raise _missing_error(f"{flag} {text}", path)
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = sorted(map(readable_name, os.listdir(path.parent)))[:_COMPARED_NAMES]
+        match = closest(path.name, names)
+        hint = f"Did you mean {path.parent / match}?" if match else "Name a file, a folder or a glob that can be read."
+        raise InputError(f"{flag} {text}: {why}.", hint)
     root, pattern = str(path), _FOLDER_PATTERN
     if not is_folder:
         fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
@@ -121,11 +126,8 @@ def _expand(flag: str, text: str, search: Search) -> list[Found]:
 
 
 def _expand_url(flag: str, text: str, search: Search) -> list[Found]:
-    """Expand an address: an object, a folder, or a glob; on a web server one file.
-
-    Stores have no folders, only names with slashes. A common prefix counts as a folder, by the rules of local ones:
-    everything below it is taken, except hidden files.
-    """
+    """Expand an address: an object, a folder, or a glob; on a web server one file. Stores have no folders: a common
+    prefix counts as one, by the rules of local ones."""
     if is_web(text):
         file = parse_address(text).prefix
         info = search.open_bucket(text).head(file)
@@ -152,7 +154,7 @@ def _expand_url(flag: str, text: str, search: Search) -> list[Found]:
         one.name: one
         for one in listed
         # Some programs mark a folder with an empty object.
-        if (one.size_bytes or one.name not in marked) and _matches_glob(one.name.split("/"), wanted)
+        if (one.size_bytes or one.name not in marked) and _matches_glob(one.name, wanted)
     }
     if not objects and is_folder:
         raise InputError(f"{flag} {text}: there is no such object or folder.", "Check the address.")
@@ -165,9 +167,9 @@ def choose_paths(text: str, path: str, names: Collection[str], search: Search) -
     if path in names:
         return [path]
     is_folder = not glob.has_magic(path)
-    parts = path.split("/") if path else []
-    pattern = (*parts, *_FOLDER_PATTERN) if is_folder else _with_files(tuple(parts))
-    found = [name for name in sorted(names) if _matches_glob(name.split("/"), pattern)]
+    parts = tuple(path.split("/")) if path else ()
+    pattern = (*parts, *_FOLDER_PATTERN) if is_folder else _with_files(parts)
+    found = [name for name in sorted(names) if _matches_glob(name, pattern)]
     if is_folder and not found:
         raise InputError(f"--input {text}: there is no such file or folder in this dataset.", "Check the path.")
     return [one.name for one in _take("--input", text, _Findings(text, found), search, is_folder=is_folder)]
@@ -181,7 +183,6 @@ class _Findings:
     files: list[str] = field(default_factory=list)  # sorted, so that the order is the same on every machine
     unreadable: dict[str, str] = field(default_factory=dict)  # name to reason
     not_files: list[str] = field(default_factory=list)  # folders that match a glob, sockets and the like
-    repeated_folders: list[str] = field(default_factory=list)  # links to folders read under another name
     objects: dict[str, ObjectInfo] = field(default_factory=dict)  # in a bucket, by name
 
     def path_of(self, name: str) -> str:
@@ -213,33 +214,9 @@ def _take(flag: str, text: str, findings: _Findings, search: Search, *, is_folde
     if skipped:
         count = show_number_of(len(skipped), "file")
         search.note(f"{given}: {count} skipped: unsupported file type: {first_few(skipped)}")
-    if findings.repeated_folders:
-        folders = first_few([readable_name(name) for name in sorted(findings.repeated_folders)])
-        search.note(f"{given}: not followed, because it leads to a folder that is read anyway: {folders}")
     problems = {name: f"{findings.path_of(name)}: {why}." for name, why in findings.unreadable.items()}
     names = sorted({*taken, *problems})
     return [Found(findings.path_of(name), name, problems.get(name), findings.objects.get(name)) for name in names]
-
-
-def _missing_error(given: str, path: Path) -> InputError:
-    """Return the error for a path that is neither a file nor a folder, with a suggestion, or what exists instead."""
-    why, hint = "neither a file nor a folder", "Name a file, a folder or a glob that can be read."
-    try:
-        os.stat(path)
-    except OSError as error:
-        why = _why_unreadable(path, error)
-    if why != "no such file or folder":
-        return InputError(f"{given}: {why}.", hint)
-    folder = path.parent
-    missing = next((one for one in reversed(path.parents) if not os.path.isdir(one)), None)
-    names = sorted(map(readable_name, os.listdir(folder))) if missing is None and os.access(folder, os.R_OK) else []
-    if missing is not None:
-        hint = f"The folder {missing} does not exist, either."
-    elif names:
-        here = "The current folder" if folder == Path() else str(folder)
-        match = closest(path.name, names[:_COMPARED_NAMES])
-        hint = f"Did you mean {folder / match}?" if match else f"{here} has {first_few(names)}."
-    return InputError(f"{given}: {why}.", hint)
 
 
 def _why_unreadable(path: str | Path, error: OSError) -> str:
@@ -249,62 +226,55 @@ def _why_unreadable(path: str | Path, error: OSError) -> str:
 
 
 def _walk(root: str, pattern: _Rest) -> _Findings:
-    """Find everything below a folder that matches a pattern, by the rules of the shell: no hidden files, and `**`
-    matches any number of folders."""
+    """Find everything below a folder that matches a pattern."""
     findings = _Findings(root)
     folders = [(False, "", frozenset([pattern]))] if os.path.isdir(root) else []
     read: set[tuple[int, int, frozenset[_Rest]]] = set()
     while folders:
         _, folder, wanted = heapq.heappop(folders)  # links last, so that a folder is read under its own path
         path = findings.path_of(folder)
-        wanted |= {rest[1:] for rest in wanted if rest[0] == _ANY_DEPTH}
-        heads = {rest[0] for rest in wanted}
         try:
-            status = os.stat(path)
-            if any(glob.has_magic(part) for part in heads):
-                names = os.listdir(path)
-            else:  # without listing the folder, which may be forbidden
-                names = [part for part in heads if os.path.lexists(os.path.join(path, part))]
+            status, names = os.stat(path), os.listdir(path)
         except OSError as error:
             findings.unreadable[folder or "."] = f"the folder can't be read: {error.strerror}"
             continue
         key = (status.st_dev, status.st_ino, wanted)
         if key in read:
-            findings.repeated_folders.append(folder)
             continue
         read.add(key)
         for name in names:
-            matching = [rest for rest in wanted if _matches(name, rest[0])]
-            deeper = frozenset(rest if rest[0] == _ANY_DEPTH else rest[1:] for rest in matching) - {()}
+            left = _advance(wanted, name)
             relative = f"{folder}/{name}" if folder else name
             below = findings.path_of(relative)
             try:
-                mode = os.stat(below).st_mode if matching else 0
+                mode = os.stat(below).st_mode if left else 0
             except OSError as error:
                 findings.unreadable[relative] = _why_unreadable(below, error)
                 continue
-            if stat.S_ISDIR(mode) and deeper:
-                heapq.heappush(folders, (os.path.islink(below), relative, deeper))
-            elif any(len(rest) == 1 for rest in matching):
+            if stat.S_ISDIR(mode) and left - {()}:
+                heapq.heappush(folders, (os.path.islink(below), relative, left - {()}))
+            elif () in left:
                 (findings.files if stat.S_ISREG(mode) else findings.not_files).append(relative)
     findings.files.sort()
     return findings
 
 
 def _with_files(pattern: _Rest) -> _Rest:
-    """Return a pattern that matches files: a final `**` means the files in all folders."""
-    return (*pattern, "*") if pattern[-1] == _ANY_DEPTH else pattern
+    """Return the pattern with each `**` once in a row; a final one means the files in all folders."""
+    once = [part for before, part in pairwise(("", *pattern)) if (before, part) != (_ANY_DEPTH, _ANY_DEPTH)]
+    return (*once, "*") if once[-1] == _ANY_DEPTH else tuple(once)
 
 
-def _matches_glob(name: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether the parts of a name match those of a pattern, by the rules of `_walk`."""
-    if not pattern:
-        return not name
-    if pattern[0] == _ANY_DEPTH and _matches_glob(name, pattern[1:]):
-        return True
-    if not name or not _matches(name[0], pattern[0]):
-        return False
-    return _matches_glob(name[1:], pattern if pattern[0] == _ANY_DEPTH else pattern[1:])
+def _matches_glob(name: str, pattern: _Rest) -> bool:
+    return () in reduce(_advance, name.split("/"), frozenset([pattern]))
+
+
+def _advance(wanted: frozenset[_Rest], name: str) -> frozenset[_Rest]:
+    """Return what is left of the patterns after the next part of a name, by the rules of the shell: no hidden files,
+    and `**` matches any number of folders. The name matches if nothing is left of one of them."""
+    wanted |= {rest[1:] for rest in wanted if rest[:1] == (_ANY_DEPTH,)}
+    matching = [rest for rest in wanted if rest and _matches(name, rest[0])]
+    return frozenset(rest if rest[0] == _ANY_DEPTH else rest[1:] for rest in matching)
 
 
 def _matches(name: str, part: str) -> bool:

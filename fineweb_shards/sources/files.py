@@ -12,7 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from fineweb_shards.errors import BadFileError, ChangedError, InputError
@@ -32,9 +32,7 @@ from fineweb_shards.storage.place import BUCKET, LOCAL, STANDARD_INPUT, WEB, Inp
 from fineweb_shards.units import first_few, show_number_of
 
 _SAMPLES = 8
-_NOT_IN_THE_MANIFEST = (
-    "index", "path", "format", "place", "problem", "is_pipe", "for_validation", "separator",
-)  # fmt: skip
+_RECORDED = ("name", "compression", "size_bytes", "mtime_ns", "content_hash")  # in the manifest
 _Record = dict[str, Any]  # a file in the manifest
 
 
@@ -51,12 +49,8 @@ def find_files(
     open_bucket: OpenBucket = open_remote,
 ) -> tuple[InputFile, ...]:
     """Find all input files, in reading order: first those of `val_inputs`, which are for validation only, even if
-    `inputs` names them as well.
-
-    The output of a build is never input, even if --out is inside the input's folder. A file that can't be read is an
-    error or, with `skip_bad`, has a `problem`. With `find_separators`, the separators of local texts are detected.
-    `note` receives messages about skipped files.
-    """
+    `inputs` names them as well. A file that can't be read is an error or, with `skip_bad`, has a `problem`. With
+    `find_separators`, the separators of local texts are detected. `note` receives messages about skipped files."""
     if not inputs:
         raise InputError(
             "There is no input.",
@@ -112,17 +106,14 @@ def _describe(index: int, found: Found, format_name: str) -> tuple[InputFile, li
         return replace(file, size_bytes=size, content_hash=etag, place=WEB if is_web(path) else BUCKET), []
     if file.problem is not None:
         return file, []
-    samples = []  # a few parts of it, including its beginning and end
     try:
         with open(path, "rb") as content:
             status = os.fstat(content.fileno())
-            for offset in sample_offsets(status.st_size, _SAMPLES):
+            head = content.read(HEAD_BYTES if kind == TEXT else SAMPLE_BYTES)  # detecting separators takes more
+            samples = [head[:SAMPLE_BYTES]]  # a few parts of it, including its beginning and end
+            for offset in sample_offsets(status.st_size, _SAMPLES)[1:]:
                 content.seek(offset)
                 samples.append(content.read(SAMPLE_BYTES))
-            head = samples[0]
-            if kind == TEXT and status.st_size > SAMPLE_BYTES:  # detecting separators takes more
-                content.seek(0)
-                head = content.read(HEAD_BYTES)
     except OSError as error:
         return replace(file, problem=f"{path}: {error.strerror}."), []
     digest = hashlib.sha256(b"".join(samples)).hexdigest()
@@ -142,9 +133,8 @@ _RESTORE_HINT = "Restore the input as it was, or start over with what it is now:
 def files_to_json(files: tuple[InputFile, ...]) -> list[_Record]:
     """Describe the files for the manifest: without paths, which differ between machines, and mostly without formats,
     which follow from names and settings (a file on the hub may be streamed or downloaded)."""
-    kept = [field.name for field in fields(InputFile) if field.name not in _NOT_IN_THE_MANIFEST]
     return [
-        {name: getattr(file, name) for name in kept}
+        {name: getattr(file, name) for name in _RECORDED}
         # A resume must notice that an earlier version read this CSV as text.
         | ({"format": file.format} if FORMATS[file.format].was_text and file.place == LOCAL else {})
         | ({"for_validation": True} if file.for_validation else {})
@@ -154,11 +144,9 @@ def files_to_json(files: tuple[InputFile, ...]) -> list[_Record]:
 
 
 def check_same_files(files: tuple[InputFile, ...], recorded: list[_Record], *, same_source: bool) -> None:
-    """Raise ChangedError if the files are not those in the manifest.
-
-    Size and samples don't reveal every change. So a different modification time is refused as well, and so are hashes
-    that can't be compared, unless the user vouches for a copy (`same_source`).
-    """
+    """Raise ChangedError if the files are not those in the manifest. Size and samples don't reveal every change. So a
+    different modification time is refused as well, and so are hashes that can't be compared, unless the user vouches
+    for a copy (`same_source`)."""
     _check_same_names(files, recorded)
     for file, new, old in zip(files, files_to_json(files), recorded, strict=True):
         # A resume takes separators from the manifest.
@@ -174,7 +162,15 @@ def check_same_files(files: tuple[InputFile, ...], recorded: list[_Record], *, s
         if different != {"mtime_ns"} and not may_be_copy:
             raise ChangedError(f"{file.path}: {_describe_change(file, different, old)}.", _RESTORE_HINT)
         if not same_source:
-            doubt = _describe_doubt(different, new, old)
+            doubt = (
+                "the file or object that these shards were begun with has another kind of hash, so they can't be "
+                "compared"
+            )
+            if different == {"mtime_ns"}:
+                then, now = _show_time(old["mtime_ns"]), _show_time(new["mtime_ns"])
+                doubt = f"the file was modified on {now}; when these shards were begun, its date was {then}"
+            elif _is_of_store(new) and _is_of_store(old):
+                doubt = "it has another ETag than when these shards were begun, as a copy may have, or other content"
             raise ChangedError(
                 f"{file.path}: {doubt}. Its size is the same.",
                 "If it is a copy of the same file, resume with --same-source. If not, restore the old file, "
@@ -186,12 +182,10 @@ def _check_same_names(files: tuple[InputFile, ...], recorded: list[_Record]) -> 
     """Raise ChangedError if the files, their order, or those for validation differ."""
     now = [f"{file.name} of --val-input" if file.for_validation else file.name for file in files]
     before = [f"{old['name']} of --val-input" if old.get("for_validation") else str(old["name"]) for old in recorded]
-    new, missing = [*(Counter(now) - Counter(before))], [*(Counter(before) - Counter(now))]
-    changes = [
-        f"{len(names):,} {what} ({first_few(names)})" for what, names in (("new", new), ("missing", missing)) if names
-    ]
     if now == before:
         return
+    differences = {"new": Counter(now) - Counter(before), "missing": Counter(before) - Counter(now)}
+    changes = [f"{len(names):,} {what} ({first_few([*names])})" for what, names in differences.items() if names]
     if changes:
         different = f"other files than when these shards were begun: {' and '.join(changes)}"
     else:
@@ -205,16 +199,6 @@ def _is_of_store(record: _Record) -> bool:
     """Return whether a record describes an object in a bucket, by its ETag."""
     found = record.get("content_hash", "")
     return bool(found) and not _SAMPLED.fullmatch(found)
-
-
-def _describe_doubt(different: set[str], new: _Record, old: _Record) -> str:
-    """Say why it is unclear whether a file is a copy of the recorded one."""
-    if different == {"mtime_ns"}:
-        then, now = _show_time(old["mtime_ns"]), _show_time(new["mtime_ns"])
-        return f"the file was modified on {now}; when these shards were begun, its date was {then}"
-    if _is_of_store(new) and _is_of_store(old):
-        return "it has another ETag than when these shards were begun, as a copy may have, or other content"
-    return "the file or object that these shards were begun with has another kind of hash, so they can't be compared"
 
 
 def _describe_change(file: InputFile, different: set[str], old: _Record) -> str:

@@ -25,8 +25,6 @@ DOWNLOAD_FOLDER = "downloads"  # in the work folder
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file of a dataset. Its format follows from its name."""
-
     name: str  # its path in the dataset
     size_bytes: int
     content_hash: str  # empty for an entry that stands for all rows of a dataset that only `datasets` can read
@@ -43,7 +41,6 @@ class Listing:
 
     @classmethod
     def from_manifest(cls, dataset: str, commit: str, files: Iterable[dict[str, Any]]) -> Self:
-        """Restore the listing from a manifest's files."""
         listed = (
             ListedFile(one["name"], one["size_bytes"], one["content_hash"], one.get("for_validation", False))
             for one in files

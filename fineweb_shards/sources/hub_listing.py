@@ -15,7 +15,6 @@ import re
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError
@@ -43,14 +42,9 @@ def list_dataset(
 ) -> Listing:
     """List the files of a config and split or, without a split, those of a path or pattern."""
     open_session(retrier, Quota(work_folder, retrier.clock))
-    api = HfApi()
-
-    def commit_of() -> str:
-        with translated_errors(f"dataset {dataset}"):
-            return str(api.dataset_info(dataset, revision=revision or None).sha)
-
+    api, translated = HfApi(), translated_errors(f"dataset {dataset}")  # as a decorator
     # First, because its errors are clear: `datasets` reports an outage as a missing file.
-    commit = retrier.call(commit_of)
+    commit = str(retrier.call(translated(partial(api.dataset_info, dataset, revision=revision or None))).sha)
     if not hub_split:
         infos = retrier.call(lambda: _find_files(api, dataset, name, commit))
         chosen = choose_paths(f"hf://datasets/{dataset}/{name}", name, infos, search)
@@ -64,15 +58,11 @@ def list_dataset(
         kind is None or (compression is not None and not FORMATS[kind].is_text) for kind, compression in kinds
     ):
         return rows
-
-    def describe(some: list[str]) -> list[Any]:
-        with translated_errors(f"dataset {dataset}"):
-            return list(api.get_paths_info(dataset, some, repo_type="dataset", revision=commit))
-
     infos = {}
     for first in range(0, len(paths), _PATHS_AT_ONCE):
         some = paths[first : first + _PATHS_AT_ONCE]
-        infos |= {info.path: info for info in retrier.call(partial(describe, some))}
+        describe = partial(api.get_paths_info, dataset, some, repo_type="dataset", revision=commit)
+        infos |= {info.path: info for info in retrier.call(translated(describe)) if isinstance(info, RepoFile)}
     missing = [path for path in paths if path not in infos]
     if missing:
         raise HubError(f"dataset {dataset}: {missing[0]} is listed, but does not exist.")

@@ -39,8 +39,6 @@ def open_source(files: tuple[InputFile, ...], settings: ReadSettings, observer: 
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a run, and the formats that read them."""
-
     files: tuple[InputFile, ...]
     settings: ReadSettings
     readers: dict[tuple[str, str], Format] = field(repr=False)  # by place and format
@@ -52,7 +50,6 @@ class Source:
         return self.val_files + self.epochs * (len(self.files) - self.val_files)
 
     def file(self, number: int) -> InputFile:
-        """Return a file by its number."""
         if number < len(self.files):
             return self.files[number]
         first = self.val_files
@@ -75,8 +72,7 @@ class Source:
         (-1: for validation); None for a file that can't share one: large, or one that workers do not read directly."""
         is_small = file.size_bytes <= self.settings.batch_bytes * _SMALL_SHARE
         is_plain = file.place == LOCAL and FORMATS[file.format].is_text
-        is_joined = is_small and is_plain and not self.reader_of(file).by_value(file)
-        if not is_joined:
+        if not is_small or not is_plain or self.reader_of(file).by_value(file):
             return None
         return -1 if file.for_validation else (file.index - self.val_files) // (len(self.files) - self.val_files)
 
@@ -90,21 +86,16 @@ class Source:
         reader.expect([one for one in here if one.format == file.format and reader.place.has(one)])
         first = start if file.index == start.file else Cursor(file.index, 0)
         done = first.position
-        problem = file.problem
-        if problem is not None and not self.settings.skip_bad:
-            raise BadFileError(problem)
+        if file.problem is not None:
+            yield Batch(file.index, done, done, 0, problem=reader.leave_out(BadFileError(file.problem)))
+            return
         try:
-            listed = () if problem is not None else reader.batches(file, first.position, first.starts_mid_document)
-            for batch in listed:
+            for batch in reader.batches(file, first.position, first.starts_mid_document):
                 address = None if batch.payload is not None else reader.place.address_of(file)
                 yield batch if address is None else replace(batch, address=address)
                 done = batch.end
         except BadFileError as error:
-            if not self.settings.skip_bad:
-                raise
-            problem = error.message
-        if problem is not None:
-            yield Batch(file.index, done, done, 0, problem=f"left out: {problem}")
+            yield Batch(file.index, done, done, 0, problem=reader.leave_out(error))
 
     def reader_of(self, file: InputFile) -> Format:
         return self.readers[file.place, file.format]
@@ -164,7 +155,6 @@ class Source:
         return True
 
     def prefetch(self, batch: Batch) -> None:
-        """Prefetch the batch's bytes, if its format supports that."""
         if batch.problem is None and batch.payload is None:
             file = self.file(batch.file)
             self.reader_of(file).prefetch(file, batch)
@@ -209,7 +199,7 @@ class Source:
 
     @property
     def read_bytes(self) -> int:
-        """The size of all files over all epochs."""
+        """Over all epochs."""
         return self._bytes_before(self.file_count)
 
     @cached_property
@@ -244,26 +234,23 @@ def _join_small(batches: Iterator[Batch], most_bytes: int) -> Iterator[Batch]:
             is_joined = is_whole and batch.payload is None and batch.problem is None
             is_full = len(held) == _MOST_JOINED or held_bytes + batch.size_bytes > most_bytes
             if held and (is_full or not is_joined):
-                yield _joined(held)
+                yield _joined(held, held_bytes)
                 held, held_bytes = [], 0
-            if not is_joined:
+            if is_joined:
+                held.append(batch)
+                held_bytes += batch.size_bytes
+            else:
                 yield batch
-                continue
-            held.append(batch)
-            held_bytes += batch.size_bytes
     except Exception:
         if held:
-            yield _joined(held)
+            yield _joined(held, held_bytes)
         raise
     if held:
-        yield _joined(held)
+        yield _joined(held, held_bytes)
 
 
-def _joined(batches: list[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
-    size_bytes = sum(batch.size_bytes for batch in batches)
-    return replace(batches[0], size_bytes=size_bytes, members=tuple(batches))
+def _joined(batches: list[Batch], size_bytes: int) -> Batch:
+    return replace(batches[0], size_bytes=size_bytes, members=tuple(batches) if len(batches) > 1 else ())
 
 
 def arrived_damaged(file: InputFile, batch: Batch) -> str:
@@ -309,10 +296,6 @@ class Parts:
         return sum(part.size_bytes for part in self.parts)
 
     @property
-    def read_bytes(self) -> int:
-        return sum(part.read_bytes for part in self.parts)
-
-    @property
     def is_remote(self) -> bool:
         return any(part.is_remote for part in self.parts)
 
@@ -321,7 +304,6 @@ class Parts:
         return sum(part.bytes_by_value for part in self.parts)
 
     def of(self, batch: Batch) -> Source:
-        """Return the part to which a batch belongs."""
         return self.parts[batch.part]
 
     def file_of(self, batch: Batch) -> InputFile:
@@ -368,7 +350,8 @@ class Parts:
             if share is None and place != Cursor(0, 0):
                 return None
             read += (share or 0.0) * part.read_bytes
-        return read / self.read_bytes if self.read_bytes else None
+        read_bytes = sum(part.read_bytes for part in self.parts)
+        return read / read_bytes if read_bytes else None
 
     def release_before(self, places: Cursors) -> None:
         for part, place in zip(self.parts, places, strict=True):

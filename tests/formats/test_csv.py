@@ -182,7 +182,7 @@ def test_bad_records_are_named_or_skipped(tmp_path: Path, record: bytes, sentenc
         (b'id,"text\n1,x\n', "hold no line with the names of the columns"),
         (b"x" * 70_000, "hold no line with the names of the columns"),
         (b"\n" * 70_000 + b"text\n", "hold no line with the names of the columns"),
-        (b"PK\x03\x04\0\0\0\xff,text\n", "this is a zip file"),
+        (b"PK\x03\x04\0\0\0\xff,text\n", "this is not text in UTF-8"),
     ],
 )
 def test_files_without_the_column_are_refused(tmp_path: Path, data: bytes, sentence: str) -> None:

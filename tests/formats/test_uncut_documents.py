@@ -11,7 +11,7 @@ import pytest
 
 from fineweb_shards.errors import BadFileError
 from fineweb_shards.formats import ranges
-from fineweb_shards.formats.ranges import make_separator
+from fineweb_shards.types import Batch
 from fineweb_shards.vocabulary import CutRule
 from tests.support import cut_rules, reference, runs
 from tests.support.inputs import write_csv, write_gzip, write_jsonl, write_parquet, write_text
@@ -164,8 +164,8 @@ class BytesView(ranges.ByteView):
         pass
 
 
-def ranges_of(text: str, separator: str, batch_bytes: int = 1024) -> list[ranges.Range]:
-    finder = ranges.RangeFinder(make_separator(separator), batch_bytes, "words")
+def ranges_of(text: str, separator: str, batch_bytes: int = 1024) -> list[Batch]:
+    finder = ranges.RangeFinder(0, separator, batch_bytes, "words", str)
     return list(finder.find_ranges(BytesView(text.encode()), 0, False))
 
 
@@ -174,7 +174,7 @@ def test_no_separator_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     cut_rules.use_limits(monkeypatch, LIMIT)
     for before in range(2800, 4300):
         text = "-" * before + "one two" + "=" * 3000
-        assert [(part.start, part.end) for part in ranges_of(text, "one two")] == [
+        assert [(part.position, part.end) for part in ranges_of(text, "one two")] == [
             (0, before + 7),
             (before + 7, before + 3007),
         ]
@@ -187,7 +187,7 @@ def test_every_place_to_cut_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         text = "-" * before + "a b" + "=" * 7500
         found = ranges_of(text, "blank")
         assert [(part.end, part.ends_mid_document) for part in found] == [(before + 1, True), (len(text), False)]
-        assert not any(part.is_uncut for part in found)
+        assert not any(part.problem for part in found)
 
 
 @pytest.mark.parametrize("shift", range(8))

@@ -194,7 +194,7 @@ def test_an_empty_input_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["", "/**/*.txt*", "/**"])
 def test_folders_are_read_once_however_many_links_lead_to_them(folder: Path, pattern: str) -> None:
-    """Links are followed; one that leads back, or to a folder that is read anyway, is told."""
+    """Links are followed, but not one that leads back, or to a folder that is read anyway."""
     outside = folder.parent / f"{folder.name}-outside"
     outside.mkdir()
     (outside / "d.txt").write_text("d")
@@ -202,10 +202,8 @@ def test_folders_are_read_once_however_many_links_lead_to_them(folder: Path, pat
     (folder / "a-link").symlink_to("sub")
     (folder / "outside").symlink_to(outside)
     expected = ["b.txt", "outside/d.txt", "sub/c.txt.gz"]
-    notes: list[str] = []
-    found = find_files((f"{folder}{pattern}",), "auto", note=notes.append)
+    found = find_files((f"{folder}{pattern}",), "auto")
     assert [file.name for file in found if ".txt" in file.name] == expected
-    assert any("leads to a folder that is read anyway: a-link, loop" in note for note in notes)
 
 
 @pytest.mark.promise("bad files are named, or skipped and counted")
