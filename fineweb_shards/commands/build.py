@@ -20,7 +20,7 @@ from fineweb_shards.run.estimate import document_rows
 from fineweb_shards.run.job import make_job, open_manifest
 from fineweb_shards.run.output_text import output_warnings, result_lines
 from fineweb_shards.run.plan import Plan, check_disk, make_plan, split_error
-from fineweb_shards.run.plan_text import mix_rows, plan_warnings, resume_text, short_rows, show_estimate
+from fineweb_shards.run.plan_text import plan_rows, plan_warnings, resume_text
 from fineweb_shards.run.shuffle import find_piles
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.opening import open_store_to_read
@@ -183,14 +183,8 @@ def run_plan(options: argparse.Namespace) -> None:
 
 def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
     """Return the whole plan as lines; the `verdict` says what a build would do in this folder."""
-    config, extent = plan.job.config, plan.extent
-    rows = short_rows(plan)
-    before_tokens = next(number for number, (name, _) in enumerate(rows) if name == "tokens")
-    documents = show_estimate(extent.documents, exact=extent.documents_exact)
-    rows.insert(before_tokens, ("documents", documents))
-    if config.mix:
-        after_mix = 1 + next(number for number, (name, _) in enumerate(rows) if name == "mix")
-        rows[after_mix:after_mix] = mix_rows(plan)
+    config = plan.job.config
+    rows = plan_rows(plan)
     if config.executor == "ray":
         rows = [row for row in rows if row[0] != "machine"]  # which is this machine
         rows.append(("time", "depends on the cluster: docs/cluster.md has a table"))

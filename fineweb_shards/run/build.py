@@ -292,7 +292,6 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     plan = make_plan(job, trial_seconds=0, start=start, done_tokens=done, piles=manifest.piles)
     if error := split_error(plan):
         raise error
-    plan = replace(plan, fetched_bytes=progress.fetched_bytes)
     lines = short_lines(plan)
     if after := resume_text(manifest):
         lines.append(f"{'resuming':<10} {after}")

@@ -26,7 +26,6 @@ from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import HUB_ON_DISK
 from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.stream.shuffle import PileState
-from fineweb_shards.system.machine import busy_cores
 from fineweb_shards.types import Cursor, Cursors
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.run_files import second_pass_seconds
@@ -76,8 +75,6 @@ class Plan:
     read_bytes: int  # of the input, by all runs together: less with --max-tokens, more with epochs
     bytes_to_fetch: int  # still, in whole batches; an estimate unless all of the input is left
     done_tokens: int = 0  # in finished shards
-    fetched_bytes: int = 0  # over the network, for this plan
-    busy_cores: float = 0.0  # in use by other programs, before the build
     piles: PileState | None = None  # of a shuffle: the progress of its first pass
 
     @property
@@ -183,7 +180,6 @@ def make_plan(
         read_bytes,
         to_fetch,
         done_tokens,
-        busy_cores=busy_cores(),
         piles=piles,
     )
 

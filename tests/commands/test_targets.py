@@ -14,6 +14,7 @@ from fineweb_shards.errors import UsageError
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.resources import plan_budget
 from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.units import show_number_of
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ["build", "small.txt", "--out", "o"]
@@ -226,4 +227,5 @@ def test_fewer_workers_than_asked_for_are_told(capsys: pytest.CaptureFixture[str
     assert budget.workers < 5
     many = ["--workers", "1000", "--max-memory", "1GiB"]
     assert main(["plan", "small.txt", "--out", "o", "--shard-tokens", "100", *many]) == 0
-    assert f"workers    {budget.workers} instead of 1,000: limited by 1.1 GB of memory" in capsys.readouterr().out
+    workers = show_number_of(budget.workers, "worker")
+    assert f"machine    {workers} (not 1,000: limited by memory), " in capsys.readouterr().out

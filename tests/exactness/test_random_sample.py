@@ -292,5 +292,3 @@ def test_plans(tmp_path: Path) -> None:
         assert (whole.extent.exact, some.extent.exact) == (name == "a.parquet", False)
         assert some.extent.tokens == round((whole.extent.tokens or 0) / 4)
         assert some.extent.documents == round((whole.extent.documents or 0) / 4)
-    done = inline.run_command("plan", tmp_path / "a.parquet", "--sample", "25%")
-    assert "kept       25.00 % of the documents at random (seed 0)\n" in done.stdout
