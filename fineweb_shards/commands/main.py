@@ -20,7 +20,7 @@ from fineweb_shards.errors import Interrupted, NoMatch, NoTrainingError, ReaderG
 from fineweb_shards.storage.local import Pipe
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.machine import check_address_space
-from fineweb_shards.system.shell_commands import PROGRAM, program, take_typed_command
+from fineweb_shards.system.shell_commands import PROGRAM, take_typed_command
 from fineweb_shards.system.signals import ignore_signals, raise_interrupts, stop_with_caller
 from fineweb_shards.system.standard_streams import ignore_closed_output, prepare_streams
 from fineweb_shards.watching.screen import print_error, put_json
@@ -103,7 +103,6 @@ def run_command(arguments: list[str] | None) -> int:
             error.hint = f"Set how much is for validation: {command}"
         if error.hint == UsageError.hint:
             error.hint = error.hint.replace(" build ", f" {words[0]} ")
-        error.hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that it can be pasted
         put_error(error, as_json=as_json)
         if typed.caller is None:
             print_error(f"{PROGRAM}: {error.message}")
