@@ -318,23 +318,17 @@ class Config:
                 "they are in a scratch folder of this machine.",
                 "Name an --out on a shared file system.",
             )
-        for name in ("input", "dataset"):
-            if getattr(self, name) and any({"input", "dataset"} & part.keys() for part in self.parts):
-                given = getattr(self, name)
+        of_part = any({"input", "dataset"} & part.keys() for part in self.parts)
+        for name, is_refused in (("input", of_part), ("dataset", of_part), ("val_input", bool(self.parts))):
+            if is_refused and (given := getattr(self, name)):
                 raise UsageError(
-                    f"--{name} {given if name == 'dataset' else given[0]}: the parts of the input name their own.",
-                    "Name all input with --part, or in tables of [[parts]].",
+                    f"{_flag(name)} {given if name == 'dataset' else given[0]}: the parts of the input name their own.",
+                    "Name it with --part, or in tables of [[parts]].",
                 )
-        if self.parts and self.val_input:
-            raise UsageError(
-                f"--val-input {self.val_input[0]}: the input has parts, and these files must belong to one of them.",
-                "Set val_input in a table of [[parts]], or in --part.",
-            )
-        val_input = any(part.val_input for part in self.part_configs)
-        if val_input and (given := [name for name in VAL_SETTINGS if getattr(self, name) is not None]):
-            raise UsageError(
-                f"--val-input and --{given[0].replace('_', '-')} exclude each other.", "Name one of the two."
-            )
+        if any(part.val_input for part in self.part_configs):
+            for name in VAL_SETTINGS:
+                if getattr(self, name) is not None:
+                    raise _exclusive("--val-input", _flag(name))
         weights = {number: part.get("weight", self.weight) for number, part in enumerate(self.parts or ({},), 1)}
         check_weights(weights, [int(part.weight or 0) for part in self.part_configs], self.mix_until)
         self._check_limits(_LIMITS.keys() - PART_KEYS)
@@ -343,12 +337,8 @@ class Config:
                 f"--ray-address {self.ray_address}: the executor is {self.executor}.",
                 "Add --executor ray, or leave the address out.",
             )
-        if self.engine != Config.engine and not self.encodes:
-            raise UsageError(
-                f"--engine {self.engine} and --tokens-column exclude each other: tokens are not encoded, so "
-                "there is no tokenizer to choose.",
-                "Leave one of them out.",
-            )
+        if self.engine != Config.engine and not self.encodes:  # tokens are not encoded
+            raise _exclusive(f"--engine {self.engine}", "--tokens-column")
         for number, part in enumerate(self.part_configs, 1):
             with concerning(f"Part {number}" if self.parts else ""):
                 part._check_part()
@@ -356,7 +346,7 @@ class Config:
     def _check_limits(self, names: Collection[str]) -> None:
         for name in sorted(names):
             least, most, hint = _LIMITS[name]
-            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            value, flag = getattr(self, name), _flag(name)
             if value is not None and value < least:
                 raise UsageError(f"{flag} {value:,}: must be at least {least:,}.")
             if value is not None and value > most:
@@ -365,43 +355,32 @@ class Config:
     def _check_part(self) -> None:
         """Raise UsageError for values of PART_KEYS that can't work."""
         if self.dataset and self.input:
-            raise UsageError("--dataset and --input exclude each other.", "Name one of the two.")
+            raise _exclusive("--dataset", "--input")
         for path in (*self.input, *self.val_input):
             check_path(path)
             refuse_hub_address(path)
-        for name, what in (("name", "config"), ("split", "split"), ("revision", "revision")):
+        for name in OF_DATASET:
             value = getattr(self, name)
             if value != getattr(Config, name) and not self.dataset:
-                raise UsageError(
-                    f"--{name} {value} names a {what} of a dataset, but no --dataset is given.",
-                    "For FineWeb-Edu: --dataset HuggingFaceFW/fineweb-edu",
-                )
+                hint = "For FineWeb-Edu: --dataset HuggingFaceFW/fineweb-edu"
+                raise UsageError(f"--{name} {value}: only with --dataset.", hint)
         self._check_limits(_LIMITS.keys() & PART_KEYS)
         if self.epochs > 1 and (pipe := next(filter(_is_pipe, self.input), None)):
-            what = "standard input" if pipe == STANDARD_INPUT else "a pipe"
             raise UsageError(
-                f"--epochs {self.epochs:,}: --input {pipe} is {what}, which can be read only once.",
+                f"--epochs {self.epochs:,}: --input {pipe} can be read only once.",
                 "Write it to a file first, or leave --epochs out.",
             )
         if self.max_document_tokens is not None and self.max_document_tokens < self.min_tokens:
             raise UsageError(
-                f"--max-document-tokens {self.max_document_tokens:,} is below --min-tokens "
-                f"{self.min_tokens:,}: no document could be kept.",
+                f"--max-document-tokens {self.max_document_tokens:,} is below --min-tokens {self.min_tokens:,}.",
                 "Raise it, or lower --min-tokens.",
             )
         if self.tokens_column == "":
             raise UsageError("--tokens-column is empty.", "Name the column, or leave the flag out.")
-        if self.tokens_column is not None and self.text_column != Config.text_column:
-            raise UsageError(
-                f"--text-column {self.text_column} and --tokens-column {self.tokens_column} exclude each "
-                "other: a document is either text or tokens.",
-                "Leave one of them out.",
-            )
-        if self.template is not None:
-            for name in ("text_column", "tokens_column"):
-                if (value := getattr(self, name)) != getattr(Config, name):
-                    flag = f"--{name.replace('_', '-')}"
-                    raise UsageError(f"{flag} {value} and --template exclude each other.", "Leave one of them out.")
+        contents = ("text_column", "tokens_column", "template")  # a document has one of them
+        given = [name for name in contents if getattr(self, name) != getattr(Config, name)]
+        if len(given) > 1:
+            raise _exclusive(f"{_flag(given[0])} {getattr(self, given[0])}", _flag(given[1]))
         for flag, text, parse in (("--template", self.template, parse_template), ("--where", self.where, parse_where)):
             if text is not None:
                 if _is_broken(text):
@@ -414,6 +393,14 @@ class Config:
                 f"--separator {self.separator!r}: must be valid text of 1 to 64 characters.",
                 "Use blank, line, none, or the string between documents.",
             )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _exclusive(one: str, other: str) -> UsageError:
+    return UsageError(f"{one} and {other} exclude each other.", "Leave one of them out.")
 
 
 def _is_pipe(path: str) -> bool:
