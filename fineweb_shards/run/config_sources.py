@@ -80,22 +80,42 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _from_table(where: str, data: Mapping[str, Any], *, of_part: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield the settings of a TOML file, or of one [[parts]] table."""
     fields = {field.name: field for field in dataclasses.fields(Config)}
-    known = {name: field for name, field in fields.items() if not of_part or name in PART_KEYS}
     for key, value in data.items():
-        field = known.get(key.replace("-", "_"))
-        if field is None and key.replace("-", "_") in fields:
-            raise UsageError(f"{where}: {key} can't be set per part.", f"A part may have {', '.join(PART_KEYS)}.")
-        if field is None:
+        name = key.replace("-", "_")
+        if name not in fields:
             hint = "The keys are the flags that `fineweb-shards build --help` lists."
-            raise UsageError(f"{where}: unknown key {key!r}.", suggest(key, known, hint))
-        if field.name == "parts":
+            raise UsageError(f"{where}: unknown key {key!r}.", suggest(key, PART_KEYS if of_part else fields, hint))
+        if of_part and name not in PART_KEYS:
+            raise UsageError(f"{where}: {key} can't be set per part.", f"A part may have {', '.join(PART_KEYS)}.")
+        if name == "parts":
             if not isinstance(value, list) or not all(isinstance(one, dict) for one in value) or not value:
                 raise UsageError(f"{where}: parts must be tables.", "Write each below a line [[parts]].")
             tables = enumerate(value, 1)
-            made = (dict(_from_table(f"{where}: part {n}", one, of_part=True)) for n, one in tables)
-            yield field.name, tuple(made)
+            yield name, tuple(dict(_from_table(f"{where}: part {n}", one, of_part=True)) for n, one in tables)
         else:
-            yield field.name, _from_toml(where, field, value, of_part=of_part)
+            yield name, _from_toml(where, fields[name], value, of_part=of_part)
+
+
+def _from_toml(where: str, field: dataclasses.Field[Any], value: Any, *, of_part: bool) -> Any:
+    if field.metadata["one_per_part"] and isinstance(value, list) and not of_part:
+        return tuple(_from_toml(where, field, item, of_part=True) for item in value)
+    if isinstance(field.default, tuple):
+        items = [value] if isinstance(value, str) else value
+        if isinstance(items, list) and all(isinstance(item, str) for item in items):
+            return tuple(items)
+        wanted = "a string or a list of strings"
+    elif isinstance(field.default, bool):
+        if isinstance(value, bool):
+            return value
+        wanted = "true or false, without quotes"
+    elif isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            return parse_value(field, str(value))
+        except ValueError as error:
+            raise UsageError(f"{where}: {field.name}: {error}.") from error
+    else:
+        wanted = "a number or a string"
+    raise UsageError(f"{where}: {field.name} = {value!r}: must be {wanted}.")
 
 
 def parse_part(text: str) -> dict[str, Any]:
@@ -127,26 +147,3 @@ def parse_mixed(text: str) -> dict[str, Any]:
     if not folder:
         raise ValueError(f"{text!r} is not a folder with a weight, such as shards=7 or shards=7,epochs=2")
     return {"input": (folder,), "weight": parse_weight(weight), "epochs": parse_count(epochs)}
-
-
-def _from_toml(path: str, field: dataclasses.Field[Any], value: Any, *, of_part: bool) -> Any:
-    if field.metadata["one_per_part"] and isinstance(value, list) and not of_part:
-        return tuple(_from_toml(path, field, item, of_part=True) for item in value)
-    if isinstance(field.default, tuple):
-        items = [value] if isinstance(value, str) else value
-        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-            raise UsageError(f"{path}: {field.name} = {value!r}: must be a string or a list of strings.")
-        return tuple(items)
-    if isinstance(field.default, bool):
-        if not isinstance(value, bool):
-            raise UsageError(
-                f"{path}: {field.name} = {value!r}: must be true or false.",
-                f"Write it without quotes, such as {field.name} = {str(not field.default).lower()}",
-            )
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise UsageError(f"{path}: {field.name} = {value!r}: must be a number or a string.")
-    try:
-        return parse_value(field, str(value))
-    except ValueError as error:
-        raise UsageError(f"{path}: {field.name}: {error}.") from error

@@ -183,8 +183,8 @@ def test_mistakes_are_told_with_what_was_meant(
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ('verify = "false"', "verify = 'false': must be true or false", "verify = false"),
-        ("download = 1", "download = 1: must be true or false", "download = true"),
+        ('verify = "false"', "verify = 'false': must be true or false, without quotes", "--help"),
+        ("download = 1", "download = 1: must be true or false", "--help"),
         ("shard_token = 5", "unknown key 'shard_token'", "Did you mean shard_tokens?"),
         ("[tool]\nx = 1", "unknown key 'tool'", "--help"),
         ("on_bad_file = 'skp'", "on_bad_file: 'skp' is not one of stop, skip (did you mean skip?)", "--help"),
