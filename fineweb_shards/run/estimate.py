@@ -49,6 +49,11 @@ _LOOKED_AT_TIMES = 16  # limits what is read if little of it meets --where
 # Documents shorter than a sentence on average are rarely intended.
 SENTENCE_BYTES = 100
 _NAMES = {"blank": "a blank line", "line": "a line end", "none": "none: one document per file"}
+_OTHER_SEPARATORS = {
+    "blank": "for blank lines between documents",
+    "none": "for one document per file",
+    "'<|endoftext|>'": "or any other string between documents",
+}
 _SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
 
 
@@ -107,12 +112,8 @@ class InputSample:
                 ("WARNING", f"documents have {average:.0f} bytes on average, less than a sentence."),
                 ("", "If that is wrong, stop and choose another --separator:"),
             ]
-            if "line" in separators:
-                rows.append(("", "  --separator blank            for blank lines between documents"))
-            rows += [
-                ("", "  --separator none             for one document per file"),
-                ("", "  --separator '<|endoftext|>'  or any other string between documents"),
-            ]
+            others = {name: what for name, what in _OTHER_SEPARATORS.items() if name not in separators}
+            rows += [("", f"  --separator {name:<15}  {what}") for name, what in others.items()]
         return rows
 
     def read_file(self, file: InputFile, position: int, limit_bytes: int) -> None:
@@ -172,7 +173,7 @@ class InputSample:
 
     def show_documents(self) -> list[str]:
         """Return the beginnings of some documents; decoded tokens show whether the vocabulary is right."""
-        decoded = [decode(tokens, self.job.vocabulary) for tokens in self.first_tokens]
+        decoded = (decode(tokens, self.job.vocabulary) for tokens in self.first_tokens)
         return self.first_documents or [data.decode("utf-8", "replace") for data in decoded]
 
     def _measure(self, seconds: float) -> MeasuredSample:

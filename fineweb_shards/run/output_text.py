@@ -77,12 +77,12 @@ def reader_warnings(
         return []
     next_step = "Rerun it with --fresh and" if made else "Choose"
     splits = {file.split for file in files}
-    found = []
-    if "train" not in splits:
-        found.append(_missing_training(spec, files, dropped_tokens, next_step))
+    found = spec.layout.warnings(files, spec.gpus)
     if "val" not in splits and "val" in spec.layout.missing_split_errors:  # the reader needs one
-        found.append(_missing_validation(spec, files, next_step))
-    return found + spec.layout.warnings(files, spec.gpus)
+        found = [_missing_validation(spec, files, next_step), *found]
+    if "train" not in splits:
+        found = [_missing_training(spec, files, dropped_tokens, next_step), *found]
+    return found
 
 
 def training_error(
@@ -166,9 +166,6 @@ def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step:
     else:
         share = f"a share of one in {float(1 / spec.split_rule.val_ratio):,.0f}"
         cause = f"of {show_number_of(documents, 'document')}, {share} selects none"
-        if documents > 1:  # the smallest round ratio that selects at least one
-            scale = 10 ** len(str(documents - 1))
-            remedy = f"--val-ratio {-(-scale // documents) / scale:g} or {remedy}"
     return f"There is nothing for validation: {cause}; {failure}. {next_step} {remedy}."
 
 
@@ -222,14 +219,10 @@ def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
     dropped = manifest.totals["dropped_tokens"]
     finished = with_sidecars(manifest, {record.name for record in manifest.shards})
     empty = empty_part_error(manifest.mix, shares_in(manifest))
-    return [
-        *(
-            [f"{empty.message} {empty.hint[:-1]}; start over with --fresh."]
-            if empty
-            else reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped)
-        ),
-        *stray_warnings(spec.store, spec.layout, finished),
-    ]
+    found = reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped)
+    if empty:
+        found = [f"{empty.message} {empty.hint[:-1]}; start over with --fresh."]
+    return found + stray_warnings(spec.store, spec.layout, finished)
 
 
 def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
@@ -238,9 +231,8 @@ def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
         return []
     names = [file.name for file in list_files(manifest.shards)]
     store, vocabulary = spec.store, spec.vocabulary
-    if not store.is_remote:
-        lines = spec.layout.loader_lines(store.location, names, vocabulary)
-    else:
+    folder, lines = store.location, []
+    if store.is_remote:
         command, folder = copy_command(BucketAddress.parse(store.location))
         lines = [
             "from fineweb_shards.loader import ShardLoader  # fetches shards as needed",
@@ -248,6 +240,6 @@ def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
             "",
             "# for a trainer that reads local files, copy them first:",
             command,
-            *spec.layout.loader_lines(folder, names, vocabulary),
         ]
+    lines += spec.layout.loader_lines(folder, names, vocabulary)
     return ["", "To train on them:", "", *(f"    {line}".rstrip() for line in lines)]
