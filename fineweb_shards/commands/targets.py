@@ -37,20 +37,34 @@ _PACKAGE = Path(__file__).parent.parent
 def read_config(options: argparse.Namespace) -> Config:
     """Return the settings from the options of `build` or `plan`."""
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Config)}
-    config, inputs = split_targets(options.targets, options.config)
-    if inputs and given["input"]:
+    targets, config = options.targets, options.config
+    if configs := [word for word in targets if is_config(word)]:
+        name = configs[0]
+        if config is not None:
+            raise UsageError(f"The config is given twice: {name} and --config {config}.", "Use only one of them.")
+        if len(targets) > 1:
+            other = next(word for word in targets if word is not name)
+            raise UsageError(
+                f"{name} {other}: a sample or TOML file must be the only target.",
+                f"To read other files with its settings: {name} --input {other}",
+            )
+        if name in bundled_configs() and Path(name).exists() and not is_build_folder(Path(name)):
+            LineScreen().warn(f"note: {name} means the sample; to use the file or folder here, write ./{name}")
+        config, targets = name, []
+    for word in targets:
+        _check_exists(word)
+    if targets and given["input"]:
         raise UsageError(
-            f"The input is given twice: {inputs[0]} and --input {given['input'][0]}.", "Use only one of them."
+            f"The input is given twice: {targets[0]} and --input {given['input'][0]}.", "Use only one of them."
         )
-    if not any([config, inputs, given["input"], given["dataset"], given["parts"], given["out"]]):
+    given["input"] = targets or given["input"]
+    if config is None and not any(given[name] for name in ("input", "dataset", "parts", "out")):
         raise UsageError(
             "There is nothing to build.",
             f"Name a sample (`{PROGRAM} build demo`), or files and a folder "
             f"(`{PROGRAM} build 'data/*.parquet' --out shards`).",
         )
-    if inputs or given["input"]:
-        given["input"] = inputs or given["input"]
-    return load_config(config, given)
+    return load_config(None if config is None else find_config(config), given)
 
 
 @cache
@@ -60,27 +74,6 @@ def bundled_configs() -> dict[str, Path]:
     if (_PACKAGE.parent / "pyproject.toml").is_file():  # else a `configs` there belongs to another package
         places.append(_PACKAGE.parent / "configs")
     return {path.stem: path for place in places for path in sorted(place.glob("*.toml"))}
-
-
-def split_targets(targets: list[str], config: str | None) -> tuple[Path | None, list[str]]:
-    """Divide the targets into a config and inputs; check that the inputs may exist."""
-    configs = [word for word in targets if is_config(word)]
-    if config is not None and configs:
-        raise UsageError(f"The config is given twice: {configs[0]} and --config {config}.", "Use only one of them.")
-    if configs and len(targets) > 1:
-        other = next(word for word in targets if word is not configs[0])
-        raise UsageError(
-            f"{configs[0]} {other}: a sample or TOML file must be the only target.",
-            f"To read other files with its settings: {configs[0]} --input {other}",
-        )
-    if configs:
-        name = configs[0]
-        if name in bundled_configs() and Path(name).exists() and not is_build_folder(Path(name)):
-            LineScreen().warn(f"note: {name} means the sample; to use the file or folder here, write ./{name}")
-        return find_config(name), []
-    for word in targets:
-        _check_exists(word)
-    return (None if config is None else find_config(config)), targets
 
 
 def is_config(word: str) -> bool:
