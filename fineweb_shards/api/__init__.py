@@ -180,7 +180,6 @@ def _run(
     quiet: bool = False,
     documents: Iterator[str] | None = None,
 ) -> dict[str, Any]:
-    """Run the command, and return its result, a single object."""
     command = CommandProcess(words, documents)
     if on_event is not None or quiet:
         (values,) = command.run(on_event or _ignore)
@@ -233,7 +232,6 @@ def _ignore(event: Snapshot | Event) -> None:
 
 
 def _flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as flags of the command."""
     words = []
     for name, value in settings.items():
         flag = "--" + name.replace("_", "-")
@@ -251,7 +249,6 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _mappings(name: str, value: Any) -> Sequence[Mapping[str, Any]]:
-    """Return `value` if it is a list of mappings, else raise UsageError."""
     if isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) for one in value):
         return value
     raise UsageError(f"{name} is {value!r:.100}: it must be a list of mappings.", f"Write {name}=[{{...}}, {{...}}].")

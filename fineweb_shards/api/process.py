@@ -164,7 +164,6 @@ class CommandProcess:
             self._process.terminate()
 
     def _results(self) -> list[dict[str, Any]]:
-        """Return the results of the ended process, or raise its error."""
         if self._error is not None:
             kind = getattr(errors, self._error["type"], ShardError)
             if kind is Interrupted:  # not by us
@@ -203,7 +202,6 @@ def in_python(text: str) -> str:
 
 
 def _parse_objects(text: str) -> list[dict[str, Any]]:
-    """Parse concatenated JSON objects."""
     objects, decoder, text = [], json.JSONDecoder(), text.strip()
     while text:
         value, end = decoder.raw_decode(text)

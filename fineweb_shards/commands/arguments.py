@@ -77,7 +77,6 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def check_flags(words: Sequence[str], flags: Collection[str], prog: str) -> None:
-    """Raise UsageError for an unknown flag, and suggest what was probably meant."""
     for word in takewhile(lambda word: word != "--", words):
         flag = word.partition("=")[0]
         if _LOOKS_LIKE_A_FLAG.match(flag) and flag not in flags:
@@ -121,7 +120,6 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_setting_flags(parser: argparse._ActionsContainer, names: Iterable[str]) -> None:
-    """Add a flag for each of these fields of Config, in the order given."""
     fields = {field.name: field for field in dataclasses.fields(Config)}
     for field in (fields[name] for name in names):
         flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
@@ -157,7 +155,6 @@ def as_argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def add_fresh_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to start over."""
     text = "delete what an earlier build made in --out, after confirmation, and start over"
     parser.add_argument("--fresh", action="store_true", help=text)
     parser.add_argument("--yes", action="store_true", help="with --fresh: don't ask for confirmation, for scripts")

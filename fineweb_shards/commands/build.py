@@ -35,7 +35,6 @@ _OUTAGE_SECONDS = 20
 
 
 def add_build_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every setting, and those of this subcommand alone."""
     add_config_flags(parser)
     add_fresh_flags(parser)
     parser.add_argument(
@@ -49,7 +48,6 @@ def add_build_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_build(options: argparse.Namespace) -> None:
-    """Build, and print the result."""
     interrupts = Interrupts(options.resume)
     config = read_config(options)
     apply_priority(config.priority)
@@ -92,7 +90,6 @@ def summary_lines(outcome: Outcome) -> list[str]:
 
 
 def result_line(outcome: Outcome) -> str:
-    """Return what the run did, in a sentence."""
     job, manifest, run = outcome.job, outcome.manifest, outcome.run
     if not manifest.shards:
         return "No shards were made."
@@ -111,7 +108,6 @@ def result_line(outcome: Outcome) -> str:
 
 
 def summary_values(outcome: Outcome) -> dict[str, Any]:
-    """Return the result as values for JSON."""
     job, manifest, run = outcome.job, outcome.manifest, outcome.run
     return {
         "folder": job.output.store.location,
@@ -205,7 +201,6 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
-    """Return the plan as values for JSON."""
     extent, config, forecast = plan.extent, plan.job.config, plan.forecast
     return {
         "folder": plan.job.output.store.location,

@@ -56,7 +56,6 @@ EXAMPLES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     code = run_command(arguments)
     if arguments is None:
         ignore_signals()  # the exit code is decided, and Python drops its handlers before the process ends
@@ -64,7 +63,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run_command(arguments: list[str] | None) -> int:
-    """Run the command; print errors, and return their exit codes."""
     words = sys.argv[1:] if arguments is None else arguments
     prepare_streams()
     typed = take_typed_command(words)

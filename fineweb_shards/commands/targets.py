@@ -35,7 +35,6 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def read_config(options: argparse.Namespace) -> Config:
-    """Return the settings from the options of `build` or `plan`."""
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Config)}
     targets, config = options.targets, options.config
     if configs := [word for word in targets if is_config(word)]:
@@ -69,7 +68,6 @@ def read_config(options: argparse.Namespace) -> Config:
 
 @cache
 def bundled_configs() -> dict[str, Path]:
-    """Return the files of the bundled configs, by name."""
     places = [_PACKAGE / "configs"]
     if (_PACKAGE.parent / "pyproject.toml").is_file():  # else a `configs` there belongs to another package
         places.append(_PACKAGE.parent / "configs")
@@ -77,7 +75,6 @@ def bundled_configs() -> dict[str, Path]:
 
 
 def is_config(word: str) -> bool:
-    """Tell whether a word names a sample or a TOML file."""
     return word in bundled_configs() or word.lower().endswith(".toml")
 
 
@@ -97,7 +94,6 @@ def read_store(word: str) -> Store:
 
 
 def is_build_folder(folder: Path) -> bool:
-    """Tell whether a build has begun in a folder."""
     return os.path.isdir(folder / WORK_FOLDER) or os.path.isfile(folder / FILE_NAME)
 
 
@@ -130,5 +126,4 @@ def find_config(text: str) -> Path:
 
 
 def samples_hint() -> str:
-    """Return a hint that lists the bundled configs."""
     return f"The samples are {', '.join(bundled_configs())}."

@@ -60,8 +60,6 @@ _FILTER_COUNTS = ("filtered_documents", "unknown_documents", "unsampled_document
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a build."""
-
     job: Job
     manifest: Manifest
     new_shards: int  # including a file that has grown
@@ -180,7 +178,6 @@ def _locked_job(config: Config, *, fresh: bool, reads_once: bool, observer: Obse
 def _build_rest(
     job: Job, manifest: Manifest, log: EventLog, screen: Screen, command: str, when_done: Callable[[], None]
 ) -> Outcome:
-    """Make the shards that are not in the manifest yet."""
     store = job.output.store
     history = load_history(job.folder)
     progress = Progress(log, screen, history, begun=manifest)
@@ -251,7 +248,6 @@ def run_passes(
 
 
 def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor:
-    """Return the executor of a job, not started yet."""
     spec = WorkerSpec(
         job.source,
         job.engine.name if job.engine else None,

@@ -88,8 +88,6 @@ _LIMITS = {  # minimum, maximum, and the hint for larger values
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of a run."""
-
     # fmt: off
     input: tuple[str, ...] = _setting(
         (), "file, folder or glob, also in a bucket (s3://, gs://, az://) or a dataset on the Hugging Face hub "
@@ -233,7 +231,6 @@ class Config:
 
     @cached_property
     def mix(self) -> MixRule | None:
-        """How the parts are mixed; None if they are read one after the other."""
         weights = [int(part.weight) for part in self.part_configs if part.weight is not None]
         return MixRule(tuple(weights), self.mix_until == ALL_EXHAUSTED) if weights else None
 
@@ -264,7 +261,6 @@ class Config:
 
     @property
     def pile_folder(self) -> Path:
-        """Where the piles of a shuffle are."""
         folder = scratch_folder(str(self.folder), self.scratch) if self.has_own_pile_folder else self.folder
         return folder / WORK_FOLDER / PILE_FOLDER
 
@@ -275,14 +271,12 @@ class Config:
 
     @property
     def bucket_url(self) -> str | None:
-        """The address of the output if it is in a bucket."""
         return self.out if is_url(self.out) else None
 
     def open_store(self, observer: Observer) -> Store:
         return open_store(self.out, self.scratch, self.max_outage, observer)
 
     def non_default_settings(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, for the log."""
         fields = dataclasses.fields(self)
         return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
 
@@ -300,7 +294,6 @@ class Config:
         return all(value is None for value in said) and not self.val_input
 
     def check(self) -> None:
-        """Raise UsageError for values that can't work."""
         if not self.out:
             raise UsageError("No output folder was given.", "Name one with --out, such as --out shards.")
         for path in (self.out, self.scratch):

@@ -78,7 +78,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _from_table(where: str, data: Mapping[str, Any], *, of_part: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a TOML file, or of one [[parts]] table."""
     fields = {field.name: field for field in dataclasses.fields(Config)}
     for key, value in data.items():
         name = key.replace("-", "_")

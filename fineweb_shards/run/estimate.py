@@ -58,14 +58,11 @@ _SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
 
 
 def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
-    """Return rows with the beginnings of the first documents."""
     return [(f"document {number}", safe_text(text, _SHOWN_CHARACTERS)) for number, text in enumerate(documents, 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSample:
-    """The result of encoding some of a sample."""
-
     documents: int
     tokens: int
     text_bytes: int
@@ -278,7 +275,6 @@ class Extent:
         )
 
     def scaled(self, factor: Fraction | int) -> Extent:
-        """Return the extent of `factor` times the documents, rounded."""
         documents = None if self.documents is None else round(self.documents * factor)
         tokens = None if self.tokens is None else round(self.tokens * factor)
         return replace(self, documents=documents, tokens=tokens, batches=math.ceil(self.batches * factor))
@@ -291,7 +287,6 @@ class Extent:
 
 
 def measure_extent(sample: InputSample, files: tuple[InputFile, ...], start: Cursor, *, every_footer: bool) -> Extent:
-    """Count or estimate the documents and tokens in files of a part of the input."""
     job, part = sample.job, sample.part
     files = tuple(file for file in files if file.problem is None)
     if any(file.is_pipe for file in files) or (every_footer and any(file.is_missing for file in files)):

@@ -60,8 +60,6 @@ OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_sh
 
 @dataclasses.dataclass(frozen=True)
 class ExportSource:
-    """A folder of finished shards to export from."""
-
     store: Store
     manifest: Manifest
 
@@ -106,8 +104,6 @@ class ExportJob:
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """The result of an export."""
-
     spec: OutputSpec
     manifest: Manifest
     new_tokens: int
@@ -115,7 +111,6 @@ class Exported:
 
 
 def open_export_source(store: Store) -> ExportSource:
-    """Open a folder to export from; InputError if it is incomplete or can't be exported."""
     manifest = find_manifest(store)
     if manifest is None:
         nothing = missing_manifest_error(store)
@@ -217,7 +212,6 @@ def _check_same_export(now: Manifest, before: Manifest) -> None:
 
 
 def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progress: TokensOnScreen) -> Manifest:
-    """Write what `manifest` lacks, and return the final one."""
     spec = job.spec
     disk.attempt(lambda: begin_output(spec.store, manifest))
     copy_definition(spec.vocabulary, spec.folder / WORK_FOLDER)

@@ -77,7 +77,6 @@ def make_mix_job(sources: Sequence[ExportSource], config: Config, observer: Obse
 
 
 def _check_vocabularies(sources: Sequence[ExportSource]) -> None:
-    """Raise InputError if folders have different vocabularies."""
     first = sources[0]
     for source in sources:
         if source.manifest.vocabulary != first.manifest.vocabulary:

@@ -31,8 +31,6 @@ _MOST_EXPECTED_FILES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ExpectedFile:
-    """A file that a build will make according to its plan."""
-
     name: str
     split: Split
     tokens: int
@@ -215,7 +213,6 @@ def output_notes(spec: OutputSpec, manifest: Manifest) -> list[str]:
 
 
 def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
-    """Return warnings about problems that the loader will have with these files."""
     dropped = manifest.totals["dropped_tokens"]
     finished = with_sidecars(manifest, {record.name for record in manifest.shards})
     empty = empty_part_error(manifest.mix, shares_in(manifest))

@@ -63,8 +63,6 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a build will do and need."""
-
     job: Job
     extent: Extent
     part_extents: tuple[Extent, ...]  # of what each part has, read once
@@ -79,12 +77,10 @@ class Plan:
 
     @property
     def tokens_left(self) -> int | None:
-        """How many tokens are still to be made."""
         return None if self.extent.tokens is None else max(0, self.extent.tokens - self.done_tokens)
 
     @property
     def output_bytes(self) -> int | None:
-        """The size of the shards that are still to be written."""
         left = self.tokens_left
         return None if left is None else self.job.output.shard_format.size_bytes(left)
 
@@ -186,8 +182,6 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredPart:
-    """What is known about a part of the input."""
-
     val: Extent  # files for validation, where they are counted separately
     train: Extent  # the others, once
     epochs: int
@@ -318,7 +312,6 @@ def forecast_parts(
 
 
 def check_disk(plan: Plan) -> None:
-    """Raise DiskFullError if a disk can't hold what is to be written."""
     check_needs(plan.disk_needs, plan.job.output, exact=plan.extent.exact)
 
 

@@ -87,7 +87,6 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _mix_end(plan: Plan) -> str:
-    """Return when a mix ends, and which part runs out first."""
     forecast, first = plan.forecast, plan.forecast.first_end
     unknown = [f"part {number}" for number, tokens in enumerate(forecast.available, 1) if tokens is None]
     doubt = f", unless {' or '.join(unknown)}, of unknown size, runs out first" if unknown else ""
@@ -106,7 +105,6 @@ def _mix_end(plan: Plan) -> str:
 
 
 def _taken_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield how much the stream takes from each part of a mix."""
     forecast = plan.forecast
     columns = zip(forecast.available, forecast.taken, forecast.shares(), forecast.ends, strict=True)
     for number, (available, taken, share, end) in enumerate(columns, 1):
@@ -182,7 +180,6 @@ def _machine_row(plan: Plan) -> tuple[str, str]:
 
 
 def show_estimate(count: int | None, *, exact: bool) -> str:
-    """Format a count, and whether it is exact."""
     if count is None:
         return "unknown until the end"
     return f"{count:,}" if exact else f"about {show_count(count)}"

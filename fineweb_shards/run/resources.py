@@ -53,8 +53,6 @@ BUDGET_BYTES_PER_CORE = 320 * 2**20  # beyond that
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many workers a run has, and how much memory."""
-
     workers: int
     memory_bytes: int
     window_bytes: int  # the most text in flight
@@ -120,8 +118,6 @@ _ESTIMATE_TOLERANCE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """How much of a stream is still to be written."""
-
     tokens: int  # of the whole stream
     documents: int
     done_tokens: int  # in finished shards

@@ -78,7 +78,6 @@ def _recorded(wanted: str, vocabulary: Vocabulary) -> bytes | None:
 
 
 def _read_file(path: Path) -> tuple[bytes, str]:
-    """Read a tokenizer file, or the one in a folder."""
     try:
         if path.is_dir():
             inside = next((path / name for name in _FILE_NAMES if (path / name).is_file()), None)
