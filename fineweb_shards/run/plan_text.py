@@ -9,6 +9,7 @@ from fineweb_shards.run.output_text import expect_files, reader_warnings, stray_
 from fineweb_shards.run.plan import Plan, split_error
 from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import first_few, show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import GPT2
@@ -53,9 +54,8 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     job, source = plan.job, plan.job.source
     fetch = ""
     if job.is_remote:
-        whole = plan.bytes_to_fetch == source.size_bytes
         of_it = " of it" if plan.bytes_to_fetch < source.size_bytes else ""
-        fetch = " to fetch" if whole else f", about {show_bytes(plan.bytes_to_fetch)}{of_it} to fetch"
+        fetch = f", about {show_bytes(plan.bytes_to_fetch)}{of_it} to fetch"
     several = len(source.parts) > 1
     if several:
         total = f"{show_number_of(len(source.files), 'file')}, {show_bytes(source.size_bytes)}"
@@ -80,32 +80,27 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
             epochs = f", {config.epochs:,} epochs" if config.epochs > 1 else ""
             yield "weight", f"{config.weight:,} ({share}){epochs}"
     if job.config.mix:
-        yield "mix", _mix_end(plan)
-        yield from _taken_rows(plan)
+        yield from _mix_rows(plan, job.config.mix)
     for note in job.notes:
         yield "note", note
 
 
-def _mix_end(plan: Plan) -> str:
+def _mix_rows(plan: Plan, rule: MixRule) -> Iterator[tuple[str, str]]:
+    """Yield when a mix ends, and how much it takes from each part."""
     forecast, first = plan.forecast, plan.forecast.first_end
     unknown = [f"part {number}" for number, tokens in enumerate(forecast.available, 1) if tokens is None]
     doubt = f", unless {' or '.join(unknown)}, of unknown size, runs out first" if unknown else ""
-    rule = plan.job.config.mix
-    assert rule is not None
-    after = "" if first is None else f"after about {show_count(forecast.ends[first] or 0)} tokens"
-    if first is None:
-        if forecast.cut:
-            return f"until --max-tokens, before any part runs out{doubt}"
-        return "until all parts run out" if rule.until_all else "until a part runs out"
-    if not rule.until_all:
-        return f"until part {first + 1} runs out, {after}{doubt}"
     if forecast.cut:
-        return f"until --max-tokens; part {first + 1} runs out earlier, {after}{doubt}"
-    return f"until all parts run out; part {first + 1} is first, {after}{doubt}"
-
-
-def _taken_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    forecast = plan.forecast
+        yield "mix", f"until --max-tokens{doubt}"
+    elif rule.until_all:
+        yield "mix", "until all parts run out"
+    elif first is None:
+        yield "mix", "until a part runs out"
+    else:
+        yield (
+            "mix",
+            f"until part {first + 1} runs out, after about {show_count(forecast.ends[first] or 0)} tokens{doubt}",
+        )
     columns = zip(forecast.available, forecast.taken, forecast.shares(), forecast.ends, strict=True)
     for number, (available, taken, share, end) in enumerate(columns, 1):
         if taken is None:
