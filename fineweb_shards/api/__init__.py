@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect as inspect_module
+import json
 import os
 import shlex
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter
 from os import PathLike, fspath
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeGuard, TypeVar, Unpack, overload
 
-from fineweb_shards.api.documents import Documents, is_documents, json_lines
 from fineweb_shards.api.process import CommandProcess, OnEvent
 from fineweb_shards.api.values import (
     AnyPath,
@@ -44,11 +45,18 @@ from fineweb_shards.api.values import (
 )
 from fineweb_shards.errors import InputError, UsageError
 from fineweb_shards.events import Event
+from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.system.json_values import make
 from fineweb_shards.watching.run_files import PartShare, Snapshot
 
 Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any])
+Documents = Iterable[str | Mapping[str, Any]]
+
+# Documents are passed on as JSON lines, together when they have this many characters, or after this time: a slow
+# iterator must not delay the events of the build for long.
+_MOST_CHARACTERS = 1 << 20
+_MOST_SECONDS = 1.0
 
 
 def _with_signature(settings: type[Any]) -> Callable[[Function], Function]:
@@ -93,10 +101,10 @@ def build(
     words += ["--fresh", "--yes"] if fresh else []
     words += ["--same-source"] if same_source else []
     documents = None
-    if input is not None and is_documents(input):
+    if input is not None and _is_documents(input):
         if settings.get("format") is not None:
             raise UsageError("format is for files, but input is documents.", "Leave it out.")
-        documents = json_lines(input, _text_key(target, settings))
+        documents = _json_lines(input, _text_key(target, settings))
         words += ["--input=-", "--format=jsonl"]
     else:
         words += _flags({"input": input})
@@ -117,7 +125,7 @@ def plan(
     **settings: Unpack[Settings],
 ) -> PlanResult:
     """Return what a build with these arguments would do, without writing anything."""
-    if input is not None and is_documents(input):
+    if input is not None and _is_documents(input):
         raise UsageError("input is documents, which can be read only once, so they can't be planned.", "Build them.")
     words = ["plan", *_words(target), *_flags(settings), *_flags({"out": out, "input": input})]
     return _make(PlanResult, _run(words, quiet=True))
@@ -171,6 +179,62 @@ def inspect(
         return tuple(_make(Match, match) for match in CommandProcess(words).run(_ignore))
     values = _run(words, quiet=True)
     return _make(Inspection, values) if document is None else _make(Document, values)
+
+
+def _is_documents(value: object) -> TypeGuard[Documents]:
+    """Tell whether `input` is documents (else it names files); UsageError if it is neither."""
+    paths = list(value) if isinstance(value, (list, tuple)) else [value]
+    if all(isinstance(path, (str, PathLike)) for path in paths):
+        if any(str(path) == STANDARD_INPUT for path in paths):
+            raise UsageError(
+                f"input={STANDARD_INPUT!r}: standard input belongs to your program.",
+                "Pass documents, such as input=iter(sys.stdin) for one per line.",
+            )
+        if not paths:
+            raise UsageError("input is an empty list.", "Name files, or leave it out.")
+        return False
+    # A data frame or a mapping would yield the names of its columns.
+    if not isinstance(value, Iterable) or isinstance(value, (bytes, bytearray, Mapping)) or hasattr(value, "columns"):
+        raise UsageError(
+            f"input is a {type(value).__name__}, neither paths nor documents: {value!r:.100}.",
+            "Pass a path, a list of paths, or an iterable of texts or mappings, such as the rows of a data frame: "
+            'frame.to_dict("records") in pandas, frame.iter_rows(named=True) in Polars.',
+        )
+    return True
+
+
+def _json_lines(documents: Documents, key: str | None) -> Iterator[str]:
+    """Yield documents as JSON lines, many at a time. A text becomes a document with this key; with None it is an
+    error."""
+    wanted = "mappings with the keys that template or tokens_column names"
+    if key is not None:
+        wanted = f"texts, or mappings whose key {key!r} holds the text; for files a list: input=list(paths)"
+    lines: list[str] = []
+    size, due = 0, time.monotonic() + _MOST_SECONDS
+    for number, document in enumerate(documents):
+        values = {key: document} if isinstance(document, str) and key is not None else document
+        if not isinstance(values, Mapping):
+            given = f"{document!r:.100} ({type(document).__name__})"
+            raise InputError(f"Document {number:,} of input is {given}.", f"Pass {wanted}.")
+        try:
+            lines.append(json.dumps(dict(values), default=_to_plain) + "\n")
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"Document {number:,} of input has a value that JSON can't hold ({error}): {document!r:.100}",
+                "Leave it out if the build does not need it, or convert it, for example with str().",
+            ) from error
+        size += len(lines[-1])
+        if size >= _MOST_CHARACTERS or time.monotonic() >= due:
+            yield "".join(lines)
+            lines, size, due = [], 0, time.monotonic() + _MOST_SECONDS
+    yield "".join(lines)
+
+
+def _to_plain(value: Any) -> Any:
+    """Convert NumPy scalars and arrays to what JSON can hold."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{value!r:.100}, a {type(value).__name__}")
 
 
 def _run(
@@ -272,11 +336,9 @@ def _text_key(target: AnyPath | None, settings: Mapping[str, Any]) -> str | None
 def _mixed_words(number: int, part: Mapping[str, Any]) -> str:
     """Return a folder to mix as a value of `--mix`."""
     given = {name: value for name, value in part.items() if value is not None}
-    hint = "Each part needs a folder and a weight, and may have epochs."
-    if missing := {"folder", "weight"} - given.keys():
-        raise UsageError(f"mix: part {number} has no {min(missing)}.", hint)
-    if unknown := given.keys() - MixedFolder.__annotations__:
-        raise UsageError(f"mix: part {number}: unknown key {min(unknown)!r}.", hint)
+    if {"folder", "weight"} - given.keys() or given.keys() - MixedFolder.__annotations__:
+        hint = "Each part needs a folder and a weight, and may have epochs."
+        raise UsageError(f"mix: part {number} has {', '.join(given)}.", hint)
     return f"{fspath(given['folder'])}={given['weight']},epochs={given.get('epochs', 1)}"
 
 
