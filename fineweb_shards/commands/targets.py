@@ -39,13 +39,11 @@ def read_config(options: argparse.Namespace) -> Config:
     targets, config = options.targets, options.config
     if configs := [word for word in targets if is_config(word)]:
         name = configs[0]
-        if config is not None:
-            raise UsageError(f"The config is given twice: {name} and --config {config}.", "Use only one of them.")
-        if len(targets) > 1:
-            other = next(word for word in targets if word is not name)
+        if config is not None or len(targets) > 1:
+            other = next((word for word in targets if word is not name), f"--config {config}")
             raise UsageError(
                 f"{name} {other}: a sample or TOML file must be the only target.",
-                f"To read other files with its settings: {name} --input {other}",
+                f"To read other files with its settings: {name} --input PATH",
             )
         if name in bundled_configs() and Path(name).exists() and not is_build_folder(Path(name)):
             LineScreen().warn(f"note: {name} means the sample; to use the file or folder here, write ./{name}")
@@ -53,9 +51,8 @@ def read_config(options: argparse.Namespace) -> Config:
     for word in targets:
         _check_exists(word)
     if targets and given["input"]:
-        raise UsageError(
-            f"The input is given twice: {targets[0]} and --input {given['input'][0]}.", "Use only one of them."
-        )
+        word = f"{targets[0]} --input {given['input'][0]}"
+        raise UsageError(f"{word}: the input is given twice.", "Use only one of them.")
     given["input"] = targets or given["input"]
     if config is None and not any(given[name] for name in ("input", "dataset", "parts", "out")):
         raise UsageError(
@@ -121,8 +118,8 @@ def find_config(text: str) -> Path:
     if os.path.isfile(path):
         return path
     here = {str(other) for other in path.parent.glob("*.toml") if other.name != "pyproject.toml"}
-    what = "is a folder, not a TOML file" if os.path.isdir(path) else "no such TOML file or sample"
-    raise UsageError(f"--config {text}: {what}.", suggest(text, {*here, *bundled_configs()}, samples_hint()))
+    hint = suggest(text, {*here, *bundled_configs()}, samples_hint())
+    raise UsageError(f"--config {text}: no such TOML file or sample.", hint)
 
 
 def samples_hint() -> str:

@@ -55,7 +55,6 @@ from fineweb_shards.writing.placement import Output, begin_output, make_packer
 # Memory of a Ray cluster that a run starts on this machine, per byte of text in flight: unwritten tokens may fill half
 # of it.
 _STORE_COPIES = 2
-_FILTER_COUNTS = ("filtered_documents", "unknown_documents", "unsampled_documents", "short_documents", "long_documents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +82,9 @@ class Outcome:
                 "without a shard.",
                 "Leave it out, or choose --mix-until all-exhausted; start over with --fresh.",
             )
-        if any(manifest.totals.get(name) for name in _FILTER_COUNTS):
-            raise InputError(
-                "No document was kept, so there is no shard.",
-                "The counts above say why: change --where, --sample or the limits, and run it again.",
-            )
         raise InputError(
-            "The input has no documents, so there is no shard.",
-            "Check what --input or --dataset names, then start over with --fresh.",
+            "The input has no documents, or none was kept, so there is no shard.",
+            "Check what --input or --dataset names, --where, --sample and the limits; then start over with --fresh.",
         )
 
 

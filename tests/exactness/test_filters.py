@@ -316,7 +316,7 @@ def test_nothing_is_kept(tmp_path: Path) -> None:
     words = ["build", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--shard-tokens", "100M"]
     done = inline.run_command(*words, "--where", "scroe > 3")
     assert done.returncode == 3
-    assert "No document was kept, so there is no shard." in done.stderr
+    assert "or none was kept, so there is no shard." in done.stderr
     assert "Left out: 300 documents without a value that --where needs." in done.stdout
     assert inline.run_command(*words, "--where", "score > 3").returncode == 0
     done = inline.run_command(*words, "--where", "score > 4")
