@@ -304,7 +304,10 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         elif name == "parts":
-            words += [f"--part={_part_words(part)}" for part in _mappings(name, value)]
+            for part in _mappings(name, value):
+                lists = {key: one if isinstance(one, (list, tuple)) else [one] for key, one in part.items()}
+                pairs = [f"{key}={item}" for key, items in lists.items() for item in items if item is not None]
+                words.append(f"--part={shlex.join(pairs)}")
         elif isinstance(value, (list, tuple)):
             words += [f"{flag}={fspath(item) if isinstance(item, PathLike) else item}" for item in value]
         else:
@@ -340,12 +343,6 @@ def _mixed_words(number: int, part: Mapping[str, Any]) -> str:
         hint = "Each part needs a folder and a weight, and may have epochs."
         raise UsageError(f"mix: part {number} has {', '.join(given)}.", hint)
     return f"{fspath(given['folder'])}={given['weight']},epochs={given.get('epochs', 1)}"
-
-
-def _part_words(part: Mapping[str, Any]) -> str:
-    """Return the settings of a part as a value of `--part`."""
-    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in part.items()}
-    return shlex.join(f"{name}={item}" for name, items in lists.items() for item in items if item is not None)
 
 
 def _make(kind: type[Result], values: Mapping[str, Any]) -> Result:

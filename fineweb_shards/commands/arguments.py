@@ -61,7 +61,14 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        check_flags(args or [], self._option_string_actions, self.prog)
+        flags = self._option_string_actions
+        for word in takewhile(lambda word: word != "--", args or []):
+            flag = word.partition("=")[0]
+            if _LOOKS_LIKE_A_FLAG.match(flag) and flag not in flags:
+                names = {name.removeprefix("--"): name for name in flags if name.startswith("--")}
+                match = closest(flag.lstrip("-").replace("_", "-"), names)
+                hint = f"Did you mean {names[match]}?" if match else f"See `{self.prog} --help`."
+                raise UsageError(f"{flag}: unknown flag.", hint)
         options, more = super().parse_known_args(args, namespace)
         if more and isinstance(getattr(options, "targets", None), list):
             options.targets += more  # argparse takes only adjacent ones, so not b in `a.txt --out o b.txt`
@@ -74,16 +81,6 @@ class CommandParser(argparse.ArgumentParser):
         if action.option_strings and arg_strings == ["--"]:
             return self._get_value(action, "--")
         return super()._get_values(action, arg_strings)
-
-
-def check_flags(words: Sequence[str], flags: Collection[str], prog: str) -> None:
-    for word in takewhile(lambda word: word != "--", words):
-        flag = word.partition("=")[0]
-        if _LOOKS_LIKE_A_FLAG.match(flag) and flag not in flags:
-            names = {name.removeprefix("--"): name for name in flags if name.startswith("--")}
-            match = closest(flag.lstrip("-").replace("_", "-"), names)
-            hint = f"Did you mean {names[match]}?" if match else f"See `{prog} --help`."
-            raise UsageError(f"{flag}: unknown flag.", hint)
 
 
 def check_subcommand(words: Sequence[str], subcommands: Collection[str]) -> None:

@@ -95,7 +95,13 @@ def run_command(arguments: list[str] | None) -> int:
     except KeyboardInterrupt:  # in a subcommand that changes nothing, so there is nothing to resume
         return 130
     except (ShardError, MemoryError, OSError) as raised:
-        error = user_error(raised)
+        error: ShardError = WorkerError("There is not enough memory.")
+        if isinstance(raised, ShardError):
+            error = raised
+        elif isinstance(raised, OSError):
+            if raised.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            error = output_error(Path(raised.filename or "A file"), raised)
         if isinstance(error, NoTrainingError):
             command = error.flags if typed.caller is not None else f"{typed.resume()} {error.flags}"
             error.hint = f"Set how much is for validation: {command}"
@@ -108,17 +114,6 @@ def run_command(arguments: list[str] | None) -> int:
                 print_error(f"  {error.hint}")
         return error.exit_code
     return code or 0
-
-
-def user_error(error: ShardError | MemoryError | OSError) -> ShardError:
-    """Return an error as shown to the user; re-raise one that the user can't fix."""
-    if isinstance(error, ShardError):
-        return error
-    if isinstance(error, MemoryError):
-        return WorkerError("There is not enough memory.")
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        raise error
-    return output_error(Path(error.filename or "A file"), error)
 
 
 def put_error(error: ShardError | Interrupted, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from fineweb_shards.errors import ChangedError, InputError, Interrupted, QuarantineError, ShardError
@@ -118,7 +118,8 @@ def build(
         manifest = replace(manifest, versions=job.versions(), vocabulary=job.vocabulary)
         log = EventLog(job.folder)
         versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
-        settings = ", ".join(f"{name}={value!r}" for name, value in config.non_default_settings().items())
+        values = {field.name: getattr(config, field.name) for field in fields(config)}
+        settings = ", ".join(f"{name}={one!r}" for name, one in values.items() if one != getattr(Config, name))
         log.write(Event("start", f"process {os.getpid()}: {versions}; {settings}"))
         try:
             return _build_rest(job, manifest, log, screen, command, when_done)

@@ -276,22 +276,12 @@ class Config:
     def open_store(self, observer: Observer) -> Store:
         return open_store(self.out, self.scratch, self.max_outage, observer)
 
-    def non_default_settings(self) -> dict[str, Any]:
-        fields = dataclasses.fields(self)
-        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
-
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings that change the output, for the manifest."""
         fields = (field for field in dataclasses.fields(self) if field.metadata["bytes"])
         values = {field.name: getattr(self, field.name) for field in fields}
         defaults = {"shard_tokens": DEFAULT_SHARD_TOKENS, "mix_until": FIRST_EXHAUSTED}
         return {**values, **{name: getattr(self, name) or default for name, default in defaults.items()}}
-
-    @property
-    def leaves_validation_to_layout(self) -> bool:
-        """Whether no setting decides how much of the input is for validation."""
-        said = (self.shard_tokens, *(getattr(self, name) for name in VAL_SETTINGS))
-        return all(value is None for value in said) and not self.val_input
 
     def check(self) -> None:
         if not self.out:

@@ -84,11 +84,6 @@ class ExportSource:
         # If the stream was cut before training began, its last document may have no EOT.
         return documents if tokens_of(manifest.shards, "train") else documents + 1
 
-    @property
-    def counts(self) -> Counts:
-        """The counts of all documents, including those left out; manifests of the first version have fewer."""
-        return Counts(**{field.name: self.manifest.totals.get(field.name, 0) for field in dataclasses.fields(Counts)})
-
 
 @dataclasses.dataclass(frozen=True)
 class ExportJob:
@@ -312,7 +307,10 @@ def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[To
         yield TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)
         position += len(span)
     end = Cursor(0, position)
-    yield TokenBlock(end, end, np.empty(0, source.manifest.vocabulary.dtype), NO_POSITIONS, source.counts)
+    # Of all documents, including those left out; manifests of the first version have fewer counts.
+    totals = source.manifest.totals
+    counts = Counts(**{field.name: totals.get(field.name, 0) for field in dataclasses.fields(Counts)})
+    yield TokenBlock(end, end, np.empty(0, source.manifest.vocabulary.dtype), NO_POSITIONS, counts)
 
 
 def read_with_eot_moved(

@@ -19,7 +19,7 @@ from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.mix import MixRule
-from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.stream.split import VAL_SETTINGS, SplitRule
 from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import first_few, show_bytes, show_count, show_number_of
 from fineweb_shards.watching.mix_shares import share_rows, shares_in
@@ -88,7 +88,9 @@ def training_error(
 ) -> NoTrainingError | None:
     """Return the error if by default, without any setting, validation would take a whole stream of `tokens` tokens
     (`about`: an estimate)."""
-    if not config.leaves_validation_to_layout or not 2 <= tokens <= spec.split_rule.val_tokens:
+    chosen = [getattr(config, name) for name in ("shard_tokens", *VAL_SETTINGS)]
+    is_default = all(value is None for value in chosen) and not config.val_input
+    if not is_default or not 2 <= tokens <= spec.split_rule.val_tokens:
         return None
     val = _rounded(tokens // 10)
     for part in (10, 4, 2):  # a tenth for validation, more if the reader needs it

@@ -134,10 +134,12 @@ def make_plan(
     config = job.config
     with contextlib.closing(job.source.reopened()) as source:
         opened, starts = replace(job, source=source), start or source.starts
-        measure = _measure_part
-        if piles is not None and piles.ended and not trial_seconds:  # the input is no longer needed
-            measure = _know_nothing
-        parts = [measure(opened, number, first, trial_seconds) for number, first in enumerate(starts)]
+        if piles is not None and piles.ended and not trial_seconds:
+            # The input is no longer needed, and it may be on a hub that can't be reached now.
+            none, unknown = Extent(0, 0, exact=True), Extent(None, None, exact=False)
+            parts = [_MeasuredPart(none, unknown, 1, one.read_bytes, 0, 1.0, [], [], 0.0) for one in source.parts]
+        else:
+            parts = [_measure_part(opened, number, first, trial_seconds) for number, first in enumerate(starts)]
     forecast, taken = _take_from(parts, config.mix, config.max_tokens)
     extent = functools.reduce(operator.add, taken)
     if forecast.cut:
@@ -155,7 +157,8 @@ def make_plan(
     read_bytes = to_fetch = 0
     tokens, seconds = 0, 0.0  # of the parts that are read, with one worker
     for part, one in zip(parts, taken, strict=True):
-        share, batches = part.share_of(one), part.whole.batches
+        whole, batches = part.whole.tokens, part.whole.batches
+        share = one.tokens / whole if whole and one.tokens is not None else 1.0
         read_bytes += round(share * part.size_bytes)
         left = max(0.0, share - part.passed)
         left_bytes = round((math.ceil(left * batches) / batches if batches else left) * part.size_bytes)
@@ -196,11 +199,6 @@ class _MeasuredPart:
     def whole(self) -> Extent:
         return self.val + self.train.scaled(self.epochs)
 
-    def share_of(self, extent: Extent) -> float:
-        """Return which share of the part `extent` is; 1 if unknown."""
-        tokens = self.whole.tokens
-        return extent.tokens / tokens if tokens and extent.tokens is not None else 1.0
-
 
 def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) -> _MeasuredPart:
     """Measure a part of the input; from the cursor on if reading costs requests."""
@@ -235,12 +233,6 @@ def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) ->
         documents,
         speed,
     )
-
-
-def _know_nothing(job: Job, number: int, start: Cursor, trial_seconds: float) -> _MeasuredPart:
-    """Leave a part of the input alone: it may be on a hub that can't be reached now."""
-    part, unknown = job.source.parts[number], Extent(None, None, exact=False)
-    return _MeasuredPart(Extent(0, 0, exact=True), unknown, 1, part.read_bytes, 0, 1.0, [], [], 0.0)
 
 
 def most_fetched_bytes(part: Source) -> int:
