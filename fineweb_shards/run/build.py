@@ -23,20 +23,12 @@ from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.layouts.base import choose_digits
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.page import closing_lines, write_report
+from fineweb_shards.run import shuffle
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
 from fineweb_shards.run.output_text import empty_part_error, training_error
 from fineweb_shards.run.plan import check_disk, make_plan, split_error
 from fineweb_shards.run.plan_text import resume_text, short_lines
-from fineweb_shards.run.shuffle import (
-    find_piles,
-    lock_scratch,
-    make_piles,
-    remove_piles,
-    second_pass,
-    tell_begin,
-    tell_end,
-)
 from fineweb_shards.run.stream import QUARANTINE_NAME, Running, write_stream
 from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
@@ -104,13 +96,13 @@ def build(
     called when everything is made and verified, before the end is reported."""
     observer = WaitsOnScreen(screen)
     opened = _locked_job(config, fresh=fresh, reads_once=reads_once, observer=observer, command=command)
-    with opened as job, lock_scratch(config):
+    with opened as job, shuffle.lock_scratch(config):
         if fresh:
             start_over(job.output.store, job.layout, screen.warn, yes=yes)
         manifest = open_manifest(job, same_source=same_source)
         if manifest.complete:
             tidy_finished(job.output.store, manifest)
-            remove_piles(job.config)
+            shuffle.remove_piles(job.config)
             when_done()
             return Outcome(job, manifest, 0, 0, 0.0)
         refuse_planted_files(job.output.store, index=manifest.index)
@@ -177,10 +169,10 @@ def _build_rest(
     history = load_history(job.folder)
     progress = Progress(log, screen, history, begun=manifest)
     if job.config.shuffle is not None:
-        manifest = find_piles(job.output, job.config, manifest, progress)
+        manifest = shuffle.find_piles(job.output, job.config, manifest, progress)
         progress.begin_pass(manifest)
     if not manifest.piled_tokens:  # the first pass begins: free the space of an earlier one
-        remove_piles(job.config)
+        shuffle.remove_piles(job.config)
     history.begin_run(manifest.tokens + manifest.piled_tokens, job.budget.memory_bytes)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
@@ -229,16 +221,16 @@ def run_passes(
     progress.begin_pass(manifest)
     if begun.pass_number == 1:
         with open_executor(job) as executor:
-            manifest = make_piles(job, announce(manifest), executor, progress)
+            manifest = shuffle.make_piles(job, announce(manifest), executor, progress)
         progress.begin_pass(manifest)
-    second = second_pass(job, manifest)
+    second = shuffle.second_pass(job, manifest)
     with open_executor(second) as executor:
         if begun.pass_number == 2:
             manifest = announce(manifest)
-        began = tell_begin(manifest, progress)
+        began = shuffle.tell_begin(manifest, progress)
         manifest = run(second, replace(manifest, seconds=begun.seconds), executor, progress)
-        tell_end(manifest, progress, began)
-    remove_piles(job.config)
+        shuffle.tell_end(manifest, progress, began)
+    shuffle.remove_piles(job.config)
     return manifest
 
 

@@ -24,20 +24,11 @@ from fineweb_shards.executors.base import DataPlane, InProcessPlane
 from fineweb_shards.formats.piles import copy_ranges
 from fineweb_shards.layouts.base import choose_digits, tokens_of
 from fineweb_shards.reading.verify import read_stream
+from fineweb_shards.run import shuffle
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import check_resumed_settings, output_spec, resume_manifest
 from fineweb_shards.run.output_text import stray_warnings, training_error
 from fineweb_shards.run.resources import Rest, check_needs, find_needs
-from fineweb_shards.run.shuffle import (
-    begin_piles,
-    find_piles,
-    lock_scratch,
-    note_scratch,
-    pile_source,
-    read_piles,
-    remove_piles,
-    second_spec,
-)
 from fineweb_shards.run.stream import write_stream
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.store.manifest import Manifest, find_manifest, load_manifest
@@ -164,27 +155,28 @@ def export(
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
     if not spec.store.is_remote:
         load_manifest(spec.folder)  # refuses a folder of another program before anything is written into it
-    with spec.store.lock(observer), lock_scratch(config):
+    with spec.store.lock(observer), shuffle.lock_scratch(config):
         if fresh:
             start_over(spec.store, spec.layout, say, yes=yes)
         manifest = resume_manifest(spec.store, spec.layout, job.new, partial(_check_same_export, job.new))
         if manifest.complete:
             tidy_finished(spec.store, manifest)
-            remove_piles(config)
+            shuffle.remove_piles(config)
             return Exported(spec, manifest, 0, 0.0)
         refuse_planted_files(spec.store, index=manifest.index)
         documents = sum(source.manifest.documents for source in job.sources)
         # The length of a mix is unknown until its end.
         if not manifest.shards and not manifest.mix and (error := training_error(spec, config, job.tokens, documents)):
             raise error
-        manifest = find_piles(spec, config, manifest, observer)
+        manifest = shuffle.find_piles(spec, config, manifest, observer)
         if not manifest.piled_tokens:  # the first pass begins: free the space of an earlier one
-            remove_piles(config)
-        rest = Rest(job.tokens, documents, manifest.tokens, workers=0)
-        if config.shuffle is not None:
-            rest = dataclasses.replace(rest, piles=manifest.piles or begin_piles(spec, manifest, job.tokens).piles)
-        needs, has_limit = find_needs(spec, config.pile_folder, rest), bool(config.parts)
-        check_needs(needs, spec, exact=not manifest.mix, has_limit=has_limit)
+            shuffle.remove_piles(config)
+        piles = manifest.piles
+        if config.shuffle is not None and piles is None:
+            piles = shuffle.begin_piles(spec, manifest, job.tokens).piles
+        rest = Rest(job.tokens, documents, manifest.tokens, workers=0, piles=piles)
+        needs = find_needs(spec, config.pile_folder, rest)
+        check_needs(needs, spec, exact=not manifest.mix, has_limit=bool(config.parts))
         for warning in stray_warnings(spec.store, spec.layout):
             say(f"{'WARNING':<10} {warning}")
         begin = time.monotonic()
@@ -238,8 +230,8 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progr
                 manifest = _write_piles(job, config, manifest, plane, disk, advance)
                 plane.close()  # removing an open pile would not free its space
             bar.set_description_str(PASS_NAMES[2])
-            source, spec = pile_source(spec, config, manifest), second_spec(spec)
-            sections, limit_tokens = read_piles(source, spec, manifest.end), None
+            source, spec = shuffle.pile_source(spec, config, manifest), shuffle.second_spec(spec)
+            sections, limit_tokens = shuffle.read_piles(source, spec, manifest.end), None
         packer = make_packer(spec, manifest, limit_tokens)
         with Output(spec, manifest, plane, disk, on_record=release) as output:
             for section in sections:
@@ -251,7 +243,7 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progr
             if error := training_error(spec, config, packer.first_segment_tokens):
                 raise error
             manifest = output.finish()
-        remove_piles(config)
+        shuffle.remove_piles(config)
         return manifest
 
 
@@ -260,10 +252,10 @@ def _write_piles(
 ) -> Manifest:
     """Make the first pass of a shuffle; return the manifest with its piles."""
     if manifest.piles is None:
-        manifest = begin_piles(job.spec, manifest, job.tokens)
+        manifest = shuffle.begin_piles(job.spec, manifest, job.tokens)
     assert manifest.piles is not None
     packer = make_pile_packer(job.spec, manifest.piles, job.limit_tokens)
-    disk.attempt(partial(note_scratch, config))
+    disk.attempt(partial(shuffle.note_scratch, config))
     with PileOutput(job.spec, config.pile_folder, manifest, plane, disk) as output:
         write_stream(job.read(manifest), packer, output, lambda part: advance(part.tokens))
         return output.finish()

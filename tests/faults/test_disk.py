@@ -199,7 +199,7 @@ def test_a_pile_that_can_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
         return second_pass(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fineweb_shards.run.build.second_pass", break_disk)
+        patch.setattr("fineweb_shards.run.shuffle.second_pass", break_disk)
         for _ in range(2):
             done = inline.run_command(*words)
             assert done.returncode == 5, done.stderr
