@@ -75,8 +75,7 @@ def run_build(options: argparse.Namespace) -> None:
 def summary_lines(outcome: Outcome) -> list[str]:
     """Return the result as lines for people: where the shards are, what they contain, how to load them."""
     job, manifest, run = outcome.job, outcome.manifest, outcome.run
-    peak = show_bytes(manifest.peak_memory_bytes)
-    memory = f"{'memory':<10} peak {peak}, all processes together"
+    memory = f"{'memory':<10} peak {show_bytes(manifest.peak_memory_bytes)}, all processes together"
     notes = [
         f"{what}: {show_number_of(count, noun)}{more}."
         for name, what, noun, more in LEFT_OUT
@@ -139,18 +138,16 @@ def run_plan(options: argparse.Namespace) -> None:
     has_out = bool(config.out)
     if not has_out:  # propose an unused name
         names = chain(("shards",), (f"shards-{number}" for number in count(2)))
-        free = next(name for name in names if not os.path.lexists(name))
-        config = dataclasses.replace(config, out=free)
+        config = dataclasses.replace(config, out=next(name for name in names if not os.path.lexists(name)))
     config.check()
     observer = WaitsOnScreen(LineScreen())
     store = open_store_to_read(config.out, observer, config.max_outage)
     begun = load_manifest(store.folder)
     job = make_job(config, store, begun=begun, observer=observer)
-    manifest: Manifest | None = None
     refusal: ShardError | None = None
     held = store.is_locked()
     try:
-        manifest = open_manifest(job, same_source=False)
+        manifest: Manifest | None = open_manifest(job, same_source=False)
         if not manifest.complete and not held:
             manifest = find_piles(job.output, config, manifest, observer)
     except ShardError as error:
@@ -160,8 +157,7 @@ def run_plan(options: argparse.Namespace) -> None:
     if manifest and begins:
         rest = {"start": manifest.input_end, "done_tokens": manifest.tokens, "piles": manifest.piles}
     with tempfile.TemporaryDirectory() as scratch:
-        tried = job.with_engine(Path(scratch))
-        plan = make_plan(tried, trial_seconds=1.0, **rest)
+        plan = make_plan(job.with_engine(Path(scratch)), trial_seconds=1.0, **rest)
     if begins and (refusal := split_error(plan)):
         manifest, begins = None, False
     proposal = "" if has_out else f"; choose the folder with --out {config.out}"
@@ -179,23 +175,16 @@ def run_plan(options: argparse.Namespace) -> None:
 
 def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
     """Return the whole plan as lines; the `verdict` says what a build would do in this folder."""
-    config = plan.job.config
     rows = plan_rows(plan)
-    if config.executor == "ray":
+    if plan.job.config.executor == "ray":
         rows = [row for row in rows if row[0] != "machine"]  # which is this machine
         rows.append(("time", "depends on the cluster: docs/cluster.md has a table"))
     elif plan.tokens_per_second and plan.seconds:
-        speed, passes = f"{show_count(plan.tokens_per_second)} tokens/s", ""
-        if plan.piles is not None:
-            speed += " in the first pass"
-            passes = " for the second pass" if plan.piles.ended else " for both passes"
-        duration = f"{show_seconds(plan.seconds)}{passes}"
-        rows.append(("time", f"{duration} ({speed}, estimated from a one-second trial)"))
+        speed = f"{show_count(plan.tokens_per_second)} tokens/s"
+        rows.append(("time", f"{show_seconds(plan.seconds)} ({speed}, estimated from a one-second trial)"))
     if verdict:
         rows.append(("build", verdict))
     rows += plan.separator_rows or document_rows(plan.first_documents)
-    if config.input and any(file.is_pipe for file in plan.job.source.files):
-        rows.append(("", "(standard input can be read only once: the plan looks only at its beginning)"))
     rows += [("WARNING", warning) for warning in plan_warnings(plan)]
     return [f"{name:<10} {text}" for name, text in rows]
 
@@ -237,8 +226,5 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
         return "would be refused; the reason is below"
     if manifest.complete:
         return f"nothing to do: complete, {manifest.tokens:,} tokens"
-    if manifest.is_shuffled and (after := resume_text(manifest)):
-        return f"would resume {after}"
-    if manifest.shards:
-        return f"would resume after {manifest.shards[-1].name}; {manifest.tokens:,} tokens are done"
-    return "would start from the beginning"
+    after = resume_text(manifest)
+    return f"would resume {after}" if after else "would start from the beginning"

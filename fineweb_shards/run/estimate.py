@@ -263,16 +263,13 @@ class Extent:
     documents_exact: bool = False
 
     def __add__(self, other: Extent) -> Extent:
-        def add(one: int | None, two: int | None) -> int | None:
-            return None if one is None or two is None else one + two
-
-        return Extent(
-            add(self.documents, other.documents),
-            add(self.tokens, other.tokens),
-            self.exact and other.exact,
-            self.batches + other.batches,
-            self.documents_exact and other.documents_exact,
-        )
+        documents = tokens = None
+        if self.documents is not None and other.documents is not None:
+            documents = self.documents + other.documents
+        if self.tokens is not None and other.tokens is not None:
+            tokens = self.tokens + other.tokens
+        exact, documents_exact = self.exact and other.exact, self.documents_exact and other.documents_exact
+        return Extent(documents, tokens, exact, self.batches + other.batches, documents_exact)
 
     def scaled(self, factor: Fraction | int) -> Extent:
         documents = None if self.documents is None else round(self.documents * factor)

@@ -105,14 +105,9 @@ class Plan:
         for part, one in zip(job.source.parts, self.part_extents, strict=True):
             val_bytes = sum(file.size_bytes for file in part.files[: part.val_files])
             val_tokens += (one.tokens or 0) * val_bytes / max(1, part.size_bytes)
-        rest = Rest(
-            extent.tokens,
-            extent.documents or 0,
-            self.done_tokens,
-            job.budget.workers,
-            self.piles,
-            min(extent.tokens, round(val_tokens)),
-        )
+        val = min(extent.tokens, round(val_tokens))
+        documents, workers = extent.documents or 0, job.budget.workers
+        rest = Rest(extent.tokens, documents, self.done_tokens, workers, self.piles, val)
         return find_needs(job.output, job.config.pile_folder, rest)
 
     @property
@@ -167,19 +162,12 @@ def make_plan(
             is_known = one.tokens is not None and part.tokens_per_second
             seconds += (one.tokens or 0) / part.tokens_per_second if is_known else math.inf
             tokens += one.tokens or 0
-    alone = tokens / seconds if seconds else 0.0
+    extents = tuple(part.val + part.train for part in parts)
+    rows = [row for part in parts for row in part.separator_rows]
+    texts = [text for part in parts for text in part.first_documents]
+    speed = (tokens / seconds if seconds else 0.0) * job.budget.workers * _PARALLEL_EFFICIENCY
     return Plan(
-        job,
-        extent,
-        tuple(part.val + part.train for part in parts),
-        forecast,
-        [row for part in parts for row in part.separator_rows],
-        [text for part in parts for text in part.first_documents],
-        alone * job.budget.workers * _PARALLEL_EFFICIENCY or None,
-        read_bytes,
-        to_fetch,
-        done_tokens,
-        piles=piles,
+        job, extent, extents, forecast, rows, texts, speed or None, read_bytes, to_fetch, done_tokens, piles=piles
     )
 
 
@@ -217,22 +205,15 @@ def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) ->
         for files in (part.files[:val_files], part.files[val_files:])
     )
     bytes_before = sum(part.file(number).size_bytes for number in range(start.file))
+    passed = part.share_before(start) or bytes_before / max(1, part.read_bytes)
+    size_bytes, most_bytes = part.read_bytes, most_fetched_bytes(part)
+    rows = sample.separator_rows()
     speed, documents = 0.0, []
     if trial_seconds:
         parts = len(job.source.parts)
         large = take_sample(job, number, _SAMPLE_BYTES // parts, first, download=False)
         speed, documents = large.tokens_per_second(trial_seconds / parts, own.sample) or 0.0, large.show_documents()
-    return _MeasuredPart(
-        val,
-        train,
-        own.epochs,
-        part.read_bytes,
-        most_fetched_bytes(part),
-        part.share_before(start) or bytes_before / max(1, part.read_bytes),
-        sample.separator_rows(),
-        documents,
-        speed,
-    )
+    return _MeasuredPart(val, train, own.epochs, size_bytes, most_bytes, passed, rows, documents, speed)
 
 
 def most_fetched_bytes(part: Source) -> int:

@@ -132,7 +132,7 @@ def test_it_says_what_a_build_would_do_in_this_folder(tmp_path: Path) -> None:
     assert not out.exists()
     runs.build_inline(out, path, shard_tokens=1000, max_tokens=2500)
     assert verdict(2500) == "nothing to do: complete, 2,500 tokens"
-    assert verdict(None) == "would resume after edufineweb_train_000001.npy; 2,000 tokens are done"
+    assert verdict(None) == "would resume after 2 shards, 2k tokens"
     words = ["--input", path, "--out", out, "--shard-tokens", "1k", "--max-tokens", "2k"]
     refused = inline.run_command("plan", *words)
     assert refused.returncode == 4
