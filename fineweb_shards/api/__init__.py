@@ -204,8 +204,7 @@ def _is_documents(value: object) -> TypeGuard[Documents]:
 
 
 def _json_lines(documents: Documents, key: str | None) -> Iterator[str]:
-    """Yield documents as JSON lines, many at a time. A text becomes a document with this key; with None it is an
-    error."""
+    """Yield documents as JSON lines, many at a time. `key` is that of texts; None: there can't be texts."""
     wanted = "mappings with the keys that template or tokens_column names"
     if key is not None:
         wanted = f"texts, or mappings whose key {key!r} holds the text; for files a list: input=list(paths)"

@@ -74,8 +74,7 @@ class CommandProcess:
             ) from error
 
     def run(self, on_event: OnEvent) -> list[dict[str, Any]]:
-        """Pass events on until the process ends; return its results, or raise its error. `on_event` and the iterator
-        over documents are called in this thread."""
+        """Pass events on, in this thread, until the process ends; return its results, or raise its error."""
         process = self._process
         streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
         readers = [threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in streams]

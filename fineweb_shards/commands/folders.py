@@ -191,7 +191,9 @@ def _export_config(options: argparse.Namespace) -> Config:
     if given["mix_until"] is not None and not parts:
         raise UsageError(f"--mix-until {given['mix_until']}: only with --mix.", "Add that, or leave it out.")
     if given["max_tokens"] is not None and not parts and not has_shuffle:
-        raise UsageError(f"--max-tokens {given['max_tokens']}: only with --mix or --shuffle.", "Or leave it out.")
+        raise UsageError(
+            f"--max-tokens {given['max_tokens']}: only with --mix or --shuffle.", "Add one of them, or leave it out."
+        )
     if has_shuffle and not parts:  # a mix of one part
         parts = [{"input": (options.folder.location,)}]
     config = load_config(None, {**given, "parts": parts or None})

@@ -175,7 +175,6 @@ def _histogram_lines(found: TokenStatistics) -> list[str]:
 
 
 def _spell(token: int, vocabulary: Vocabulary) -> str:
-    """Return a token as an ASCII Python literal, which shows white space and escapes control characters and bytes that
-    are no whole character."""
+    """Return a token as an ASCII Python literal, which shows white space and escapes what can't be printed."""
     data = decode(np.array([token], vocabulary.dtype), vocabulary)
     return ascii(data.decode("utf-8", "backslashreplace"))

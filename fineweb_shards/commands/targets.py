@@ -95,8 +95,7 @@ def is_build_folder(folder: Path) -> bool:
 
 
 def _check_exists(word: str) -> None:
-    """Raise InputError for a word that is probably a misspelt sample or a dataset. Discovery reports other missing
-    files later."""
+    """Raise InputError for a misspelt sample, or a dataset; discovery reports other missing files."""
     if not word:
         raise InputError("'': the name of the input is empty.", "Is a shell variable unset?")
     path = Path(os.path.expanduser(word))

@@ -91,9 +91,8 @@ def build(
     reads_once: bool = False,
     when_done: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Make the shards, or the rest of them. `command` resumes the build after an interruption. With `yes`, --fresh
-    deletes without asking. `reads_once`: the input can't be read again, so a resume is impossible. `when_done` is
-    called when everything is made and verified, before the end is reported."""
+    """Make the shards, or the rest of them; `command` resumes the build. `reads_once`: the input can't be read again.
+    `when_done` is called when everything is made and verified, before the end is reported."""
     observer = WaitsOnScreen(screen)
     opened = _locked_job(config, fresh=fresh, reads_once=reads_once, observer=observer, command=command)
     with opened as job, shuffle.lock_scratch(config):
@@ -215,8 +214,7 @@ def run_passes(
     progress: Progress,
     announce: Callable[[Manifest], Manifest] = lambda manifest: manifest,
 ) -> Manifest:
-    """Run a build with --shuffle, from a manifest whose piles were found; return the final one. Each pass has its own
-    executor; the plan is announced while the first one starts."""
+    """Run a build with --shuffle. Each pass has its own executor; the plan is announced while the first one starts."""
     begun = manifest
     progress.begin_pass(manifest)
     if begun.pass_number == 1:
@@ -269,8 +267,7 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
 
 
 def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
-    """Make and show the plan of the rest, and refuse it if the disk is too small. Return the manifest; a new one with
-    the number of digits in the names of shards."""
+    """Make and show the plan of the rest, or refuse it; return the manifest with the number of digits in file names."""
     start, done = manifest.input_end, manifest.tokens
     plan = make_plan(job, trial_seconds=0, start=start, done_tokens=done, piles=manifest.piles)
     if error := split_error(plan):

@@ -235,8 +235,7 @@ class Config:
         return MixRule(tuple(weights), self.mix_until == ALL_EXHAUSTED) if weights else None
 
     def _with_dataset(self) -> Config:
-        """If the input is an hf:// address, return the settings with `dataset` instead; the path of the files replaces
-        config and split."""
+        """Return an hf:// address in `input` as `dataset`; the path of the files replaces config and split."""
         found = parse_hub_address(self.input[0]) if len(self.input) == 1 else None
         if found is None or any(getattr(self, name) != getattr(Config, name) for name in OF_DATASET):
             return self

@@ -137,8 +137,7 @@ def parse_part(text: str) -> dict[str, Any]:
 
 
 def parse_mixed(text: str) -> dict[str, Any]:
-    """Parse the value of --mix, `DIR=7` or `DIR=7,epochs=2`, as a part of the input. DIR may contain commas and equals
-    signs."""
+    """Parse the value of --mix, `DIR=7` or `DIR=7,epochs=2`; DIR may contain commas and equals signs."""
     head, comma, epochs = text.rpartition(",epochs=")
     if not comma or "=" in epochs:
         head, epochs = text, "1"

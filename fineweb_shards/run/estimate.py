@@ -92,8 +92,7 @@ class InputSample:
     read_seconds: float = 0.0
 
     def separator_rows(self) -> list[tuple[str, str]]:
-        """Return rows that show how all text files, sampled or not, are split into documents, with a warning if these
-        are very short; none if there are no text files."""
+        """Return rows that show how text files, sampled or not, are split, with a warning if documents are short."""
         texts = [file for file in self.part.files if file.format == TEXT]
         separators = sorted(self.separators.union(given_separators(texts, self.part.settings.separator)))
         if not separators:
@@ -191,8 +190,7 @@ class InputSample:
 
 
 def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int], int, float]:
-    """Return the token counts, the bytes encoded, and the tokens per second of the second half, when the engine's
-    caches are warm (0: unknown)."""
+    """Return token counts, bytes, and the tokens per second (0: unknown) of the second half, when caches are warm."""
     lengths: list[int] = []
     text_bytes = tokens = 0
     begin = time.monotonic()
@@ -213,8 +211,7 @@ def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int]
 
 
 def take_sample(job: Job, number: int, limit_bytes: int, start: Cursor, *, download: bool = True) -> InputSample:
-    """Read the beginnings of some files, evenly spread over a part. Without `download`, skip files that would have to
-    be downloaded first."""
+    """Read the beginnings of some files, evenly spread over a part; without `download`, of those that are here."""
     part = job.source.parts[number]
     part = replace(part, settings=replace(part.settings, sample=None))  # the share is known exactly, a sample's is not
     files = [file for file in part.files[start.file :] if not (file.is_pipe or file.problem)]

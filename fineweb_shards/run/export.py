@@ -148,8 +148,7 @@ def export(
     yes: bool = False,
     progress: TokensOnScreen | None = None,
 ) -> Exported:
-    """Copy the tokens, or the rest of them, into another folder and layout, as `config` requests. `progress` is updated
-    in addition to the bar in a terminal."""
+    """Copy the tokens, or the rest of them; `progress` is updated in addition to the bar in a terminal."""
     spec = job.spec
     if any(spec.store.is_same(source.store) for source in job.sources):
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
@@ -292,8 +291,7 @@ def _sections(source: ExportSource, manifest: Manifest) -> Iterator[Section]:
 
 
 def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
-    """Yield the stream from token `start` on, with EOT at its new position. The cursor of part 1 counts the tokens of
-    all parts."""
+    """Yield the stream from token `start` on; the cursor of part 1 counts the tokens of all parts."""
     position = start
     for span in read_with_eot_moved(source, start, eot_first=eot_first):
         yield TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)

@@ -105,8 +105,7 @@ class Job:
         return self.trial.engine
 
     def with_engine(self, folder: Path) -> Job:
-        """Return the job with its engine. The files of tokenizers other than GPT-2 are saved in `folder`, for workers
-        and later runs."""
+        """Return the job with its engine; the files of other tokenizers than GPT-2's are saved in `folder`."""
         if not self.definition.data or self.trial is not None:
             return self
         vocabulary, trial = self.definition.save(folder), None
@@ -151,8 +150,7 @@ def make_job(config: Config, store: Store, *, begun: Manifest | None = None, obs
 
 
 def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> OutputSpec:
-    """Return the output that the settings describe, or raise UsageError. No files are read, so --val-input is not in
-    its split yet."""
+    """Return the output that the settings describe; --val-input is not in its split yet, as no files are read."""
     config.check()
     layout = get_layout(config.layout)
     shard_tokens, drop = config.shard_tokens or DEFAULT_SHARD_TOKENS, config.last_shard == "drop"
@@ -174,8 +172,7 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
 
 
 def open_manifest(job: Job, *, same_source: bool) -> Manifest:
-    """Return the folder's manifest, checked against this job, or a new one, without versions yet. If nothing is
-    recorded, settings may differ, and the manifest is replaced."""
+    """Return the folder's manifest, checked against this job, or a new one, without versions yet."""
     config = job.config
     settings, _ = divide_settings(config.fingerprint())
     parts = tuple(
@@ -264,8 +261,7 @@ class _Opener:
     notes: list[str]  # from the search for input
 
     def open_part(self, config: Config, number: int, recorded: InputPart | None) -> Source:
-        """Return a part of the input with the settings `config`; `recorded` is its entry in the manifest. `number` is 0
-        if it is the only part."""
+        """Return a part of the input; `recorded` is its entry in the manifest. The only part has the number 0."""
         hub = None
         if config.dataset:
             files, hub = self._list_dataset(config, number, recorded)
@@ -365,8 +361,7 @@ def _refuse_files_without_columns(config: Config, source: Source) -> None:
 
 
 def pinned_commit(config: Config, recorded: InputPart | None, *, has_work: bool) -> str | None:
-    """Return the dataset's commit from the manifest; None if it has none, or if no shards are recorded and another
-    dataset or revision is requested."""
+    """Return the commit in the manifest; None if nothing was made and another dataset or revision is requested."""
     if recorded is None:
         return None
     return recorded.commit if has_work or _are_same(config, recorded, "dataset", "revision") else None

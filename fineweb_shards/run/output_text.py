@@ -69,8 +69,7 @@ def expect_files(
 def reader_warnings(
     spec: OutputSpec, files: Sequence[SizedFile], *, dropped_tokens: int = 0, made: bool = True
 ) -> list[str]:
-    """Return warnings about these files, each with a next step. `made`: the files exist, so other settings need
-    --fresh."""
+    """Return warnings about these files; if they are `made`, other settings need --fresh."""
     if not files and not dropped_tokens:
         return []
     next_step = "Rerun it with --fresh and" if made else "Choose"
@@ -86,8 +85,7 @@ def reader_warnings(
 def training_error(
     spec: OutputSpec, config: Config, tokens: int, documents: int = 1, *, about: bool = False
 ) -> NoTrainingError | None:
-    """Return the error if by default, without any setting, validation would take a whole stream of `tokens` tokens
-    (`about`: an estimate)."""
+    """Return the error if by default validation would take a whole stream of `tokens` tokens (`about`: estimated)."""
     chosen = [getattr(config, name) for name in ("shard_tokens", *VAL_SETTINGS)]
     is_default = all(value is None for value in chosen) and not config.val_input
     if not is_default or not 2 <= tokens <= spec.split_rule.val_tokens:
@@ -183,8 +181,7 @@ def result_lines(
     notes: Sequence[str] = (),
     closing: Sequence[str] = (),
 ) -> list[str]:
-    """Return lines that say where the files are, what they hold and how to load them, with the caller's lines in
-    between. Warnings come last, where people notice them."""
+    """Return lines about the files and how to load them; warnings come last, where people notice them."""
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     kind = "files" if spec.layout.one_file else "shards"
     val = tokens_of(manifest.shards, "val")

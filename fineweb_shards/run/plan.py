@@ -217,8 +217,7 @@ def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) ->
 
 
 def most_fetched_bytes(part: Source) -> int:
-    """Return how much a run may have to fetch for a part: nothing if its files are local; downloaded files count once,
-    whatever the epochs."""
+    """Return how much a run may have to fetch for a part; downloaded files count once, whatever the epochs."""
     if not part.costs_requests:
         return 0
     return part.size_bytes if all(file.place == HUB_ON_DISK for file in part.files) else part.read_bytes
@@ -289,8 +288,7 @@ def check_disk(plan: Plan) -> None:
 
 
 def split_error(plan: Plan) -> NoTrainingError | None:
-    """Return the error if nothing would certainly be left to train on. An estimate is not enough: then the end of the
-    stream decides."""
+    """Return the error if certainly nothing would be left to train on; otherwise the end of the stream decides."""
     job, extent = plan.job, plan.extent
     files = [
         (file, own.epochs)

@@ -17,8 +17,7 @@ from fineweb_shards.watching.mix_shares import show_share
 
 
 def short_lines(plan: Plan) -> list[str]:
-    """Return the plan in a few lines, with warnings, for the start of a build. They also show how a text is split into
-    documents, because nothing does so later."""
+    """Return the plan for the start of a build. It shows how a text is split, because nothing does so later."""
     rows = [row for row in plan_rows(plan) if row[0] != "documents"] + plan.separator_rows
     rows += [("WARNING", warning) for warning in plan_warnings(plan)]
     return [f"{name:<10} {text}" for name, text in rows]

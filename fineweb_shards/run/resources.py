@@ -153,8 +153,7 @@ def find_needs(spec: OutputSpec, pile_folder: Path, rest: Rest) -> list[DiskNeed
 
 
 def check_needs(needs: Iterable[DiskNeed], spec: OutputSpec, *, exact: bool, has_limit: bool = True) -> None:
-    """Raise DiskFullError if a disk is too small. An estimated size is first reduced by 10 %. `has_limit`: --max-tokens
-    can be given."""
+    """Raise DiskFullError if a disk is too small, with a tolerance for estimates. `has_limit`: --max-tokens applies."""
     about, remark = ("", "") if exact else ("about ", " (an estimate)")
     for need in needs:
         needed, free = need.size_bytes, need.free_bytes

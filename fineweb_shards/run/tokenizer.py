@@ -65,9 +65,7 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
 
 
 def _recorded(wanted: str, vocabulary: Vocabulary) -> bytes | None:
-    """Return the tokenizer file in the output folder if it matches `wanted`: its name, and if a revision is given, its
-    commit."""
-    # A model is recorded with its commit; without a revision any commit matches.
+    """Return the tokenizer file in the output folder if it matches the name, and the revision if one is given."""
     repository, _, commit = vocabulary.name.partition("@")
     if vocabulary.name != wanted and not (commit and repository == wanted):
         return None
