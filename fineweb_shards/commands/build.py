@@ -144,10 +144,11 @@ def run_plan(options: argparse.Namespace) -> None:
     store = open_store_to_read(config.out, observer, config.max_outage)
     begun = load_manifest(store.folder)
     job = make_job(config, store, begun=begun, observer=observer)
+    manifest: Manifest | None = None
     refusal: ShardError | None = None
     held = store.is_locked()
     try:
-        manifest: Manifest | None = open_manifest(job, same_source=False)
+        manifest = open_manifest(job, same_source=False)
         if not manifest.complete and not held:
             manifest = find_piles(job.output, config, manifest, observer)
     except ShardError as error:

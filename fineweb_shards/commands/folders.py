@@ -188,12 +188,10 @@ def _export_config(options: argparse.Namespace) -> Config:
             f"--mix {folder}: a mix needs several folders.", "Name each with its own --mix, or copy one without --mix."
         )
     has_shuffle = given["shuffle"] is not None
-    if given["mix_until"] is not None and not parts:
-        raise UsageError(f"--mix-until {given['mix_until']}: only with --mix.", "Add that, or leave it out.")
-    if given["max_tokens"] is not None and not parts and not has_shuffle:
-        raise UsageError(
-            f"--max-tokens {given['max_tokens']}: only with --mix or --shuffle.", "Add one of them, or leave it out."
-        )
+    for name, needed in (("mix_until", "--mix"), ("max_tokens", "--mix or --shuffle")):
+        if given[name] is not None and not parts and not (has_shuffle and name == "max_tokens"):
+            flag = f"--{name.replace('_', '-')} {given[name]}"
+            raise UsageError(f"{flag}: only with {needed}.", "Add that, or leave it out.")
     if has_shuffle and not parts:  # a mix of one part
         parts = [{"input": (options.folder.location,)}]
     config = load_config(None, {**given, "parts": parts or None})
