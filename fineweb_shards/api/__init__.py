@@ -14,6 +14,7 @@ caller dies, the command stops (`stop_with_caller` in system/signals.py).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect as inspect_module
 import json
@@ -247,7 +248,7 @@ def _run(
     if on_event is not None or quiet:
         (values,) = command.run(on_event or _ignore)
     else:
-        with _Bar() as bar:
+        with contextlib.closing(_Bar()) as bar:
             (values,) = command.run(bar.show)
             for warning in values.get("warnings", ()):
                 bar.show(Event("warning", f"{'WARNING':<10} {warning}"))
@@ -260,10 +261,7 @@ class _Bar:
     def __init__(self) -> None:
         self._bar: Any = None
 
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
 

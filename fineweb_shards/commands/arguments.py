@@ -22,18 +22,14 @@ _REQUIRED = "the following arguments are required: "
 # How --help groups the settings; every field of Config is in one group.
 SETTING_GROUPS = {
     "input": ("input", "format", "text_column", "tokens_column", "template", "separator", "on_bad_file"),
-    "input on the Hugging Face hub": (
-        "dataset", "name", "split", "revision", "download", "keep_downloads",
-    ),
+    "input on the Hugging Face hub": ("dataset", "name", "split", "revision", "download", "keep_downloads"),
     "input of several parts": ("parts", "weight", "epochs", "mix_until"),
     "which documents": ("where", "sample", "sample_seed", "min_tokens", "max_document_tokens", "max_tokens"),
     "tokenizer": ("tokenizer", "pattern", "eot", "engine", "seed"),
     "output": ("out", "layout", "shard_tokens", "shuffle", "scratch", "last_shard", "index", "verify", "gpus"),
     "validation": ("val_tokens", "val_documents", "val_ratio", "val_seed", "val_input"),
-    "machine": (
-        "workers", "max_memory", "batch_bytes", "priority", "executor", "ray_address", "max_outage",
-    ),
-}  # fmt: skip
+    "machine": ("workers", "max_memory", "batch_bytes", "priority", "executor", "ray_address", "max_outage"),
+}
 _UNITS = """\
 units:
   N     8, 250_000, 100M or 1e8 (k, M, B, T)

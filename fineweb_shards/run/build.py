@@ -233,34 +233,27 @@ def run_passes(
 
 
 def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor:
+    config, output, budget = job.config, job.output, job.budget
+    engine = job.engine.name if job.engine else None
+    trial = (job.trial.selftest_sha256, job.trial.mistaken) if job.trial else ("", "")
     spec = WorkerSpec(
-        job.source,
-        job.engine.name if job.engine else None,
-        job.config.seed,
-        job.output.shard_format,
-        job.output.store,
-        job.config.max_outage,
-        job.config.priority,
-        job.trial.selftest_sha256 if job.trial else "",
-        job.trial.mistaken if job.trial else "",
+        job.source, engine, config.seed, output.shard_format, output.store, config.max_outage, config.priority, *trial
     )
-    budget = job.budget
-    if job.config.executor == "local":
+    if config.executor == "local":
         guard = MemoryGuard(budget.worker_bytes)
         return LocalExecutor(spec, budget.workers, budget.window_bytes, guard, manifest.quarantined, observer)
     # Imported here, because Ray is an optional dependency.
     from fineweb_shards.executors.ray.cluster import Cluster
     from fineweb_shards.executors.ray.executor import RayExecutor
 
-    store_bytes = _STORE_COPIES * budget.window_bytes
     return RayExecutor(
         spec,
-        Cluster(job.config.ray_address, budget.workers, store_bytes, observer),
-        out=job.output.store.location,
-        shared_folder=job.output.store.grows_in_place,
-        scratch=job.config.pile_folder.parent.parent if job.config.has_own_pile_folder else None,
+        Cluster(config.ray_address, budget.workers, _STORE_COPIES * budget.window_bytes, observer),
+        out=output.store.location,
+        shared_folder=output.store.grows_in_place,
+        scratch=config.pile_folder.parent.parent if config.has_own_pile_folder else None,
         window_bytes=budget.window_bytes,
-        most_tasks=job.config.workers,
+        most_tasks=config.workers,
         quarantined=manifest.quarantined,
         observer=observer,
     )

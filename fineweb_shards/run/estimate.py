@@ -179,14 +179,8 @@ class InputSample:
         if job.engine is not None and self.part.settings.tokens_column is None:
             lengths, text_bytes, speed = _encode(job.engine(job.vocabulary), self.texts, seconds)
         kept = [length for length in lengths if self.limits.judge(length, ended=True) == "kept"]
-        return MeasuredSample(
-            documents=len(lengths),
-            tokens=sum(lengths) + len(lengths),
-            text_bytes=text_bytes,
-            tokens_per_second=speed,
-            kept_documents=len(kept),
-            kept_tokens=sum(kept) + len(kept),
-        )
+        tokens, kept_tokens = sum(lengths) + len(lengths), sum(kept) + len(kept)
+        return MeasuredSample(len(lengths), tokens, text_bytes, speed, len(kept), kept_tokens)
 
 
 def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int], int, float]:

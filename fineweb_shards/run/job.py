@@ -37,15 +37,9 @@ from fineweb_shards.storage.bucket import UPLOAD_MEMORY_BYTES, is_web, open_remo
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.storage.place import HubRef, InputFile
+from fineweb_shards.store import resume_rules
 from fineweb_shards.store.cleanup import holds_work, refuse_untracked_shards
 from fineweb_shards.store.manifest import FILE_NAME, InputPart, Manifest, divide_settings, has_our_fields, load_manifest
-from fineweb_shards.store.resume_rules import (
-    add_index,
-    check_batch_bytes,
-    check_settings,
-    move_limit,
-    trim_to_whole_files,
-)
 from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.stream.split import SplitRule, make_split_rule
@@ -190,7 +184,7 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
         for number, (part, before) in enumerate(zip(job.source.parts, recorded.parts, strict=True), 1):
             with concerning(f"Part {number} ({before.label})" if config.parts else ""):
                 check_same_files(part.files, before.files, same_source=same_source)
-        check_batch_bytes(recorded.quarantined, config.batch_bytes)
+        resume_rules.check_batch_bytes(recorded.quarantined, config.batch_bytes)
 
     return resume_manifest(job.output.store, job.layout, new, check)
 
@@ -199,7 +193,7 @@ def check_resumed_settings(recorded: Manifest, new: Manifest) -> None:
     """Raise ChangedError if settings differ, except --max-tokens, unless it decides what is shuffled."""
     if not recorded.is_shuffled:
         new = replace(new, settings={**new.settings, "max_tokens": recorded.settings["max_tokens"]})
-    check_settings(recorded, new, Config().fingerprint())
+    resume_rules.check_settings(recorded, new, Config().fingerprint())
 
 
 def resume_manifest(store: Store, layout: Layout, new: Manifest, check: Callable[[Manifest], None]) -> Manifest:
@@ -218,8 +212,8 @@ def resume_manifest(store: Store, layout: Layout, new: Manifest, check: Callable
         return new
     # Before trimming drops the records after a lost file: those shards still exist, and a new limit must not be before
     # their end.
-    moved = move_limit(recorded, new.settings["max_tokens"], store)
-    return trim_to_whole_files(add_index(moved, store, asked=new.index), store)
+    moved = resume_rules.move_limit(recorded, new.settings["max_tokens"], store)
+    return resume_rules.trim_to_whole_files(resume_rules.add_index(moved, store, asked=new.index), store)
 
 
 def find_earlier_outputs(open_bucket: OpenBucket) -> Callable[[str], bool]:
