@@ -324,7 +324,7 @@ def _text_key(target: AnyPath | None, settings: Mapping[str, Any]) -> str | None
     given = {name: settings[name] for name in names if settings.get(name) is not None}
     if target is not None:
         # Here, because it loads NumPy, and few calls have both documents and a TOML file.
-        from fineweb_shards.commands.targets import find_config, is_config
+        from fineweb_shards.commands.arguments import find_config, is_config
         from fineweb_shards.run.config_sources import load_config
 
         if is_config(fspath(target)):

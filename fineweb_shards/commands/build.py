@@ -10,8 +10,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags
-from fineweb_shards.commands.targets import read_config
+from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags, read_config
 from fineweb_shards.errors import ShardError
 from fineweb_shards.report.contents import LEFT_OUT
 from fineweb_shards.report.page import closing_lines

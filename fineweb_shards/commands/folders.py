@@ -11,8 +11,7 @@ import re
 import webbrowser
 from typing import Any
 
-from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags, as_argument
-from fineweb_shards.commands.targets import read_store
+from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags, as_argument, read_store
 from fineweb_shards.errors import UsageError
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.facts import report_path

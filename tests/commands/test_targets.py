@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.commands import targets as bundled
+from fineweb_shards.commands import arguments as bundled
+from fineweb_shards.commands.arguments import read_config, read_store
 from fineweb_shards.commands.main import main, parse
-from fineweb_shards.commands.targets import read_config, read_store
 from fineweb_shards.errors import UsageError
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.resources import plan_budget

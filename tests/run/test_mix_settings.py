@@ -12,8 +12,8 @@ import pytest
 
 from fineweb_shards import api
 from fineweb_shards.api.values import MixedFolder
+from fineweb_shards.commands.arguments import read_config
 from fineweb_shards.commands.main import SUBCOMMANDS, make_parsers
-from fineweb_shards.commands.targets import read_config
 from fineweb_shards.errors import ChangedError, UsageError
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.config_sources import load_config
