@@ -18,8 +18,9 @@ from fineweb_shards.run.build import Outcome, build
 from fineweb_shards.run.estimate import document_rows
 from fineweb_shards.run.job import make_job, open_manifest
 from fineweb_shards.run.output_text import output_warnings, result_lines
-from fineweb_shards.run.plan import Plan, check_disk, make_plan, split_error
+from fineweb_shards.run.plan import Plan, make_plan, split_error
 from fineweb_shards.run.plan_text import plan_rows, plan_warnings, resume_text
+from fineweb_shards.run.resources import check_needs
 from fineweb_shards.run.shuffle import find_piles
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.opening import open_store_to_read
@@ -170,7 +171,7 @@ def run_plan(options: argparse.Namespace) -> None:
     if refusal is not None and not held:
         raise refusal
     if begins:
-        check_disk(plan)
+        check_needs(plan.disk_needs, plan.job.output, exact=plan.extent.exact)
 
 
 def plan_lines(plan: Plan, verdict: str = "") -> list[str]:

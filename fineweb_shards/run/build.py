@@ -27,8 +27,9 @@ from fineweb_shards.run import shuffle
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
 from fineweb_shards.run.output_text import empty_part_error, training_error
-from fineweb_shards.run.plan import check_disk, make_plan, split_error
+from fineweb_shards.run.plan import make_plan, split_error
 from fineweb_shards.run.plan_text import resume_text, short_lines
+from fineweb_shards.run.resources import check_needs
 from fineweb_shards.run.stream import QUARANTINE_NAME, Running, write_stream
 from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
@@ -270,8 +271,8 @@ def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
         lines.append(f"{'resuming':<10} {after}")
     for line in lines:
         progress.tell(Event("plan", line))
-    check_disk(plan)
     extent = plan.extent
+    check_needs(plan.disk_needs, job.output, exact=extent.exact)
     total = Total(extent.tokens, exact=extent.exact, limit=job.config.max_tokens)
     first_ends = manifest.mix is not None and not manifest.mix.until_all
     progress.expect(total, partial(job.source.share_before, first_ends=first_ends), plan.forecast.available)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -49,11 +49,6 @@ _LOOKED_AT_TIMES = 16  # limits what is read if little of it meets --where
 # Documents shorter than a sentence on average are rarely intended.
 SENTENCE_BYTES = 100
 _NAMES = {"blank": "a blank line", "line": "a line end", "none": "none: one document per file"}
-_OTHER_SEPARATORS = {
-    "blank": "for blank lines between documents",
-    "none": "for one document per file",
-    "'<|endoftext|>'": "or any other string between documents",
-}
 _SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
 
 
@@ -104,12 +99,9 @@ class InputSample:
             shown += f" (about {show_number_of(per_megabyte, 'document')} per MB of text)"
         rows = [("separator", shown), *document_rows(self.first_documents)]
         if self.separated_documents > 1 and average < SENTENCE_BYTES and separators != ["none"]:
-            rows += [
-                ("WARNING", f"documents have {average:.0f} bytes on average, less than a sentence."),
-                ("", "If that is wrong, stop and choose another --separator:"),
-            ]
-            others = {name: what for name, what in _OTHER_SEPARATORS.items() if name not in separators}
-            rows += [("", f"  --separator {name:<15}  {what}") for name, what in others.items()]
+            others = ", ".join(f"--separator {name}" for name in ("blank", "none", "TEXT") if name not in separators)
+            rows.append(("WARNING", f"documents have {average:.0f} bytes on average, less than a sentence."))
+            rows.append(("", f"If unintended: {others}"))
         return rows
 
     def read_file(self, file: InputFile, position: int, limit_bytes: int) -> None:
@@ -138,7 +130,12 @@ class InputSample:
                 self.first_tokens.append(chunk.documents.ids[end : end + min(length, _SHOWN_TOKENS)])
                 end += length
         else:
-            texts = list(_beginnings(chunk.documents, limit_bytes))
+            texts: list[str] = []
+            for text in chunk.documents:
+                if limit_bytes <= 0:
+                    break
+                texts.append(text[: min(limit_bytes, _LONGEST_TEXT_CHARACTERS)])
+                limit_bytes -= len(text)
             missing = _SHOWN_DOCUMENTS - len(self.first_documents)
             self.first_documents += texts[chunk.starts_mid_document :][:missing]
             self.texts += texts
@@ -227,15 +224,6 @@ def take_sample(job: Job, number: int, limit_bytes: int, start: Cursor, *, downl
                 raise
     sample.read_seconds = time.monotonic() - begin
     return sample
-
-
-def _beginnings(documents: Iterable[str], limit: int) -> Iterator[str]:
-    """Yield the first documents, up to `limit` characters in all, and only the beginning of a long one."""
-    for text in documents:
-        if limit <= 0:
-            return
-        yield text[: min(limit, _LONGEST_TEXT_CHARACTERS)]
-        limit -= len(text)
 
 
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them

@@ -20,7 +20,7 @@ from fineweb_shards.formats.registry import FORMATS
 from fineweb_shards.run.estimate import QUICK_SAMPLE_BYTES, Extent, measure_extent, take_sample
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.output_text import training_error
-from fineweb_shards.run.resources import DiskNeed, Rest, check_needs, find_needs
+from fineweb_shards.run.resources import DiskNeed, Rest, find_needs
 from fineweb_shards.run.shuffle import count_piles
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import HUB_ON_DISK
@@ -281,10 +281,6 @@ def forecast_parts(
         else:
             taken.append(reached if tokens is None else min(tokens, reached))
     return Forecast(tuple(available), tuple(taken), tuple(ends), cut=not is_over and not is_endless)
-
-
-def check_disk(plan: Plan) -> None:
-    check_needs(plan.disk_needs, plan.job.output, exact=plan.extent.exact)
 
 
 def split_error(plan: Plan) -> NoTrainingError | None:
