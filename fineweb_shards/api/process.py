@@ -55,7 +55,6 @@ class CommandProcess:
         self._error: dict[str, Any] | None = None
         # Ctrl-C in a terminal signals a whole process group. This process gets its own group, and its signal from us.
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores all others, too
-        own_group: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}
         try:
             self._process: subprocess.Popen[str] = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(path), *words, "--json"],
@@ -65,7 +64,7 @@ class CommandProcess:
                 env={**os.environ, CALLER_VARIABLE: f"{os.getpid()} {'documents' * (documents is not None)}"},
                 encoding="utf-8",
                 errors="backslashreplace",
-                **own_group,
+                process_group=0 if os.name == "posix" else None,
             )
         except (OSError, ValueError) as error:  # too long, or with a null character
             raise UsageError(

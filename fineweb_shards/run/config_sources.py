@@ -20,7 +20,14 @@ from fineweb_shards.units import parse_count, parse_weight
 
 def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
     """Combine the `overrides` that are not None, then the TOML file, then the defaults."""
-    values = _read_toml(path) if path else {}
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = dict(_from_table(str(path), tomllib.loads(path.read_text("utf-8"))))
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}.", "Check the file and its permissions.") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path}: not valid TOML: {error}.", "Correct that line.") from error
     given = {name: value for name, value in overrides.items() if value is not None}
     if given.keys() & {"dataset", "input", "parts"}:  # replaces the input of the file
         own = {"parts", "input"} if "dataset" in given else {"parts", "input", "val_input", *OF_DATASET}
@@ -64,17 +71,6 @@ def parse_value(field: dataclasses.Field[Any], text: str) -> Any:
     if field.name in ("separator", "template"):
         return text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
     return field.metadata["parse"](text)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            data = tomllib.load(file)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}.", "Check the file and its permissions.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}.", "Correct that line.") from error
-    return dict(_from_table(str(path), data))
 
 
 def _from_table(where: str, data: Mapping[str, Any], *, of_part: bool = False) -> Iterator[tuple[str, Any]]:

@@ -285,22 +285,19 @@ def _gather(section: Section, slices: list[ShardSlice]) -> tuple[Section, list[S
 
 
 def _sections(source: ExportSource, manifest: Manifest) -> Iterator[Section]:
-    """Yield the rest of the stream of one folder after a manifest."""
+    """Yield the rest of the stream of one folder after a manifest; the cursor of part 1 counts the tokens of all."""
     end = manifest.input_end[0]
-    return map(Section.of, _blocks(source, end.position + end.skip_tokens, eot_first=manifest.layout.eot_first))
-
-
-def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
-    """Yield the stream from token `start` on; the cursor of part 1 counts the tokens of all parts."""
-    position = start
-    for span in read_with_eot_moved(source, start, eot_first=eot_first):
-        yield TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)
+    position = start = end.position + end.skip_tokens
+    for span in read_with_eot_moved(source, start, eot_first=manifest.layout.eot_first):
+        block = TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)
+        yield Section.of(block)
         position += len(span)
     end = Cursor(0, position)
     # Of all documents, including those left out; manifests of the first version have fewer counts.
     totals = source.manifest.totals
     counts = Counts(**{field.name: totals.get(field.name, 0) for field in dataclasses.fields(Counts)})
-    yield TokenBlock(end, end, np.empty(0, source.manifest.vocabulary.dtype), NO_POSITIONS, counts)
+    no_tokens = np.empty(0, source.manifest.vocabulary.dtype)
+    yield Section.of(TokenBlock(end, end, no_tokens, NO_POSITIONS, counts))
 
 
 def read_with_eot_moved(
