@@ -14,18 +14,20 @@ caller dies, the command stops (`stop_with_caller` in system/signals.py).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect as inspect_module
+import json
 import os
 import shlex
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter
 from os import PathLike, fspath
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeGuard, TypeVar, Unpack, overload
 
-from fineweb_shards.api.documents import Documents, is_documents, json_lines
 from fineweb_shards.api.process import CommandProcess, OnEvent
 from fineweb_shards.api.values import (
     AnyPath,
@@ -44,11 +46,18 @@ from fineweb_shards.api.values import (
 )
 from fineweb_shards.errors import InputError, UsageError
 from fineweb_shards.events import Event
+from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.system.json_values import make
 from fineweb_shards.watching.run_files import PartShare, Snapshot
 
 Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any])
+Documents = Iterable[str | Mapping[str, Any]]
+
+# Documents are passed on as JSON lines, together when they have this many characters, or after this time: a slow
+# iterator must not delay the events of the build for long.
+_MOST_CHARACTERS = 1 << 20
+_MOST_SECONDS = 1.0
 
 
 def _with_signature(settings: type[Any]) -> Callable[[Function], Function]:
@@ -93,10 +102,10 @@ def build(
     words += ["--fresh", "--yes"] if fresh else []
     words += ["--same-source"] if same_source else []
     documents = None
-    if input is not None and is_documents(input):
+    if input is not None and _is_documents(input):
         if settings.get("format") is not None:
             raise UsageError("format is for files, but input is documents.", "Leave it out.")
-        documents = json_lines(input, _text_key(target, settings))
+        documents = _json_lines(input, _text_key(target, settings))
         words += ["--input=-", "--format=jsonl"]
     else:
         words += _flags({"input": input})
@@ -117,7 +126,7 @@ def plan(
     **settings: Unpack[Settings],
 ) -> PlanResult:
     """Return what a build with these arguments would do, without writing anything."""
-    if input is not None and is_documents(input):
+    if input is not None and _is_documents(input):
         raise UsageError("input is documents, which can be read only once, so they can't be planned.", "Build them.")
     words = ["plan", *_words(target), *_flags(settings), *_flags({"out": out, "input": input})]
     return _make(PlanResult, _run(words, quiet=True))
@@ -173,6 +182,61 @@ def inspect(
     return _make(Inspection, values) if document is None else _make(Document, values)
 
 
+def _is_documents(value: object) -> TypeGuard[Documents]:
+    """Tell whether `input` is documents (else it names files); UsageError if it is neither."""
+    paths = list(value) if isinstance(value, (list, tuple)) else [value]
+    if all(isinstance(path, (str, PathLike)) for path in paths):
+        if any(str(path) == STANDARD_INPUT for path in paths):
+            raise UsageError(
+                f"input={STANDARD_INPUT!r}: standard input belongs to your program.",
+                "Pass documents, such as input=iter(sys.stdin) for one per line.",
+            )
+        if not paths:
+            raise UsageError("input is an empty list.", "Name files, or leave it out.")
+        return False
+    # A data frame or a mapping would yield the names of its columns.
+    if not isinstance(value, Iterable) or isinstance(value, (bytes, bytearray, Mapping)) or hasattr(value, "columns"):
+        raise UsageError(
+            f"input is a {type(value).__name__}, neither paths nor documents: {value!r:.100}.",
+            "Pass a path, a list of paths, or an iterable of texts or mappings, such as the rows of a data frame: "
+            'frame.to_dict("records") in pandas, frame.iter_rows(named=True) in Polars.',
+        )
+    return True
+
+
+def _json_lines(documents: Documents, key: str | None) -> Iterator[str]:
+    """Yield documents as JSON lines, many at a time. `key` is that of texts; None: there can't be texts."""
+    wanted = "mappings with the keys that template or tokens_column names"
+    if key is not None:
+        wanted = f"texts, or mappings whose key {key!r} holds the text; for files a list: input=list(paths)"
+    lines: list[str] = []
+    size, due = 0, time.monotonic() + _MOST_SECONDS
+    for number, document in enumerate(documents):
+        values = {key: document} if isinstance(document, str) and key is not None else document
+        if not isinstance(values, Mapping):
+            given = f"{document!r:.100} ({type(document).__name__})"
+            raise InputError(f"Document {number:,} of input is {given}.", f"Pass {wanted}.")
+        try:
+            lines.append(json.dumps(dict(values), default=_to_plain) + "\n")
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"Document {number:,} of input has a value that JSON can't hold ({error}): {document!r:.100}",
+                "Leave it out if the build does not need it, or convert it, for example with str().",
+            ) from error
+        size += len(lines[-1])
+        if size >= _MOST_CHARACTERS or time.monotonic() >= due:
+            yield "".join(lines)
+            lines, size, due = [], 0, time.monotonic() + _MOST_SECONDS
+    yield "".join(lines)
+
+
+def _to_plain(value: Any) -> Any:
+    """Convert NumPy scalars and arrays to what JSON can hold."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{value!r:.100}, a {type(value).__name__}")
+
+
 def _run(
     words: Sequence[str],
     on_event: OnEvent | None = None,
@@ -180,12 +244,11 @@ def _run(
     quiet: bool = False,
     documents: Iterator[str] | None = None,
 ) -> dict[str, Any]:
-    """Run the command, and return its result, a single object."""
     command = CommandProcess(words, documents)
     if on_event is not None or quiet:
         (values,) = command.run(on_event or _ignore)
     else:
-        with _Bar() as bar:
+        with contextlib.closing(_Bar()) as bar:
             (values,) = command.run(bar.show)
             for warning in values.get("warnings", ()):
                 bar.show(Event("warning", f"{'WARNING':<10} {warning}"))
@@ -198,10 +261,7 @@ class _Bar:
     def __init__(self) -> None:
         self._bar: Any = None
 
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
 
@@ -233,7 +293,6 @@ def _ignore(event: Snapshot | Event) -> None:
 
 
 def _flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as flags of the command."""
     words = []
     for name, value in settings.items():
         flag = "--" + name.replace("_", "-")
@@ -242,7 +301,10 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         elif name == "parts":
-            words += [f"--part={_part_words(part)}" for part in _mappings(name, value)]
+            for part in _mappings(name, value):
+                lists = {key: one if isinstance(one, (list, tuple)) else [one] for key, one in part.items()}
+                pairs = [f"{key}={item}" for key, items in lists.items() for item in items if item is not None]
+                words.append(f"--part={shlex.join(pairs)}")
         elif isinstance(value, (list, tuple)):
             words += [f"{flag}={fspath(item) if isinstance(item, PathLike) else item}" for item in value]
         else:
@@ -251,7 +313,6 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _mappings(name: str, value: Any) -> Sequence[Mapping[str, Any]]:
-    """Return `value` if it is a list of mappings, else raise UsageError."""
     if isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) for one in value):
         return value
     raise UsageError(f"{name} is {value!r:.100}: it must be a list of mappings.", f"Write {name}=[{{...}}, {{...}}].")
@@ -263,7 +324,7 @@ def _text_key(target: AnyPath | None, settings: Mapping[str, Any]) -> str | None
     given = {name: settings[name] for name in names if settings.get(name) is not None}
     if target is not None:
         # Here, because it loads NumPy, and few calls have both documents and a TOML file.
-        from fineweb_shards.commands.targets import find_config, is_config
+        from fineweb_shards.commands.arguments import find_config, is_config
         from fineweb_shards.run.config_sources import load_config
 
         if is_config(fspath(target)):
@@ -275,18 +336,10 @@ def _text_key(target: AnyPath | None, settings: Mapping[str, Any]) -> str | None
 def _mixed_words(number: int, part: Mapping[str, Any]) -> str:
     """Return a folder to mix as a value of `--mix`."""
     given = {name: value for name, value in part.items() if value is not None}
-    hint = "Each part needs a folder and a weight, and may have epochs."
-    if missing := {"folder", "weight"} - given.keys():
-        raise UsageError(f"mix: part {number} has no {min(missing)}.", hint)
-    if unknown := given.keys() - MixedFolder.__annotations__:
-        raise UsageError(f"mix: part {number}: unknown key {min(unknown)!r}.", hint)
+    if {"folder", "weight"} - given.keys() or given.keys() - MixedFolder.__annotations__:
+        hint = "Each part needs a folder and a weight, and may have epochs."
+        raise UsageError(f"mix: part {number} has {', '.join(given)}.", hint)
     return f"{fspath(given['folder'])}={given['weight']},epochs={given.get('epochs', 1)}"
-
-
-def _part_words(part: Mapping[str, Any]) -> str:
-    """Return the settings of a part as a value of `--part`."""
-    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in part.items()}
-    return shlex.join(f"{name}={item}" for name, items in lists.items() for item in items if item is not None)
 
 
 def _make(kind: type[Result], values: Mapping[str, Any]) -> Result:

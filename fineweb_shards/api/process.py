@@ -55,7 +55,6 @@ class CommandProcess:
         self._error: dict[str, Any] | None = None
         # Ctrl-C in a terminal signals a whole process group. This process gets its own group, and its signal from us.
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores all others, too
-        own_group: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}
         try:
             self._process: subprocess.Popen[str] = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(path), *words, "--json"],
@@ -65,7 +64,7 @@ class CommandProcess:
                 env={**os.environ, CALLER_VARIABLE: f"{os.getpid()} {'documents' * (documents is not None)}"},
                 encoding="utf-8",
                 errors="backslashreplace",
-                **own_group,
+                process_group=0 if os.name == "posix" else None,
             )
         except (OSError, ValueError) as error:  # too long, or with a null character
             raise UsageError(
@@ -74,8 +73,7 @@ class CommandProcess:
             ) from error
 
     def run(self, on_event: OnEvent) -> list[dict[str, Any]]:
-        """Pass events on until the process ends; return its results, or raise its error. `on_event` and the iterator
-        over documents are called in this thread."""
+        """Pass events on, in this thread, until the process ends; return its results, or raise its error."""
         process = self._process
         streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
         readers = [threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in streams]
@@ -164,7 +162,6 @@ class CommandProcess:
             self._process.terminate()
 
     def _results(self) -> list[dict[str, Any]]:
-        """Return the results of the ended process, or raise its error."""
         if self._error is not None:
             kind = getattr(errors, self._error["type"], ShardError)
             if kind is Interrupted:  # not by us
@@ -203,7 +200,6 @@ def in_python(text: str) -> str:
 
 
 def _parse_objects(text: str) -> list[dict[str, Any]]:
-    """Parse concatenated JSON objects."""
     objects, decoder, text = [], json.JSONDecoder(), text.strip()
     while text:
         value, end = decoder.raw_decode(text)

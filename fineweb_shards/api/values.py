@@ -16,17 +16,10 @@ from fineweb_shards.watching.run_files import PartShare, Snapshot
 AnyPath = str | PathLike[str]
 
 
-class Part(TypedDict, total=False):
-    """The settings of a part of the input, explained in docs/reference.md."""
+class InputSettings(TypedDict, total=False):
+    """Settings of the input that each of its parts may have."""
 
-    input: AnyPath | Sequence[AnyPath]
     format: str
-    dataset: str
-    name: str
-    split: str
-    revision: str
-    weight: float | str
-    epochs: int
     text_column: str
     tokens_column: str
     template: str
@@ -37,6 +30,18 @@ class Part(TypedDict, total=False):
     max_document_tokens: int | str
     separator: str
     val_input: AnyPath | Sequence[AnyPath]
+
+
+class Part(InputSettings, total=False):
+    """The settings of a part of the input, explained in docs/reference.md."""
+
+    input: AnyPath | Sequence[AnyPath]
+    dataset: str
+    name: str
+    split: str
+    revision: str
+    weight: float | str
+    epochs: int
 
 
 class MixedFolder(TypedDict, total=False):
@@ -66,10 +71,9 @@ class OutputSettings(TypedDict, total=False):
     verify: bool
 
 
-class Settings(OutputSettings, total=False):
+class Settings(InputSettings, OutputSettings, total=False):
     """The settings of `build` and `plan`, the keys of a TOML file, explained in docs/reference.md."""
 
-    format: str
     dataset: str | Sequence[str]
     name: str | Sequence[str]
     split: str | Sequence[str]
@@ -80,19 +84,9 @@ class Settings(OutputSettings, total=False):
     download: bool
     keep_downloads: bool
     max_outage: int | str
-    text_column: str
-    tokens_column: str
-    template: str
-    where: str
-    sample: float | str
-    sample_seed: int
-    min_tokens: int | str
-    max_document_tokens: int | str
-    separator: str
     tokenizer: AnyPath
     pattern: str
     eot: str | int
-    val_input: AnyPath | Sequence[AnyPath]
     workers: int
     executor: Literal["local", "ray"]
     ray_address: str

@@ -10,8 +10,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags
-from fineweb_shards.commands.targets import read_config
+from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags, read_config
 from fineweb_shards.errors import ShardError
 from fineweb_shards.report.contents import LEFT_OUT
 from fineweb_shards.report.page import closing_lines
@@ -19,8 +18,9 @@ from fineweb_shards.run.build import Outcome, build
 from fineweb_shards.run.estimate import document_rows
 from fineweb_shards.run.job import make_job, open_manifest
 from fineweb_shards.run.output_text import output_warnings, result_lines
-from fineweb_shards.run.plan import Plan, check_disk, make_plan, split_error
-from fineweb_shards.run.plan_text import mix_rows, plan_warnings, resume_text, short_rows, show_estimate
+from fineweb_shards.run.plan import Plan, make_plan, split_error
+from fineweb_shards.run.plan_text import plan_rows, plan_warnings, resume_text
+from fineweb_shards.run.resources import check_needs
 from fineweb_shards.run.shuffle import find_piles
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.store.opening import open_store_to_read
@@ -35,7 +35,6 @@ _OUTAGE_SECONDS = 20
 
 
 def add_build_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every setting, and those of this subcommand alone."""
     add_config_flags(parser)
     add_fresh_flags(parser)
     parser.add_argument(
@@ -49,7 +48,6 @@ def add_build_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_build(options: argparse.Namespace) -> None:
-    """Build, and print the result."""
     interrupts = Interrupts(options.resume)
     config = read_config(options)
     apply_priority(config.priority)
@@ -77,8 +75,7 @@ def run_build(options: argparse.Namespace) -> None:
 def summary_lines(outcome: Outcome) -> list[str]:
     """Return the result as lines for people: where the shards are, what they contain, how to load them."""
     job, manifest, run = outcome.job, outcome.manifest, outcome.run
-    peak = show_bytes(manifest.peak_memory_bytes)
-    memory = f"{'memory':<10} peak {peak}, all processes together"
+    memory = f"{'memory':<10} peak {show_bytes(manifest.peak_memory_bytes)}, all processes together"
     notes = [
         f"{what}: {show_number_of(count, noun)}{more}."
         for name, what, noun, more in LEFT_OUT
@@ -92,7 +89,6 @@ def summary_lines(outcome: Outcome) -> list[str]:
 
 
 def result_line(outcome: Outcome) -> str:
-    """Return what the run did, in a sentence."""
     job, manifest, run = outcome.job, outcome.manifest, outcome.run
     if not manifest.shards:
         return "No shards were made."
@@ -111,7 +107,6 @@ def result_line(outcome: Outcome) -> str:
 
 
 def summary_values(outcome: Outcome) -> dict[str, Any]:
-    """Return the result as values for JSON."""
     job, manifest, run = outcome.job, outcome.manifest, outcome.run
     return {
         "folder": job.output.store.location,
@@ -143,8 +138,7 @@ def run_plan(options: argparse.Namespace) -> None:
     has_out = bool(config.out)
     if not has_out:  # propose an unused name
         names = chain(("shards",), (f"shards-{number}" for number in count(2)))
-        free = next(name for name in names if not os.path.lexists(name))
-        config = dataclasses.replace(config, out=free)
+        config = dataclasses.replace(config, out=next(name for name in names if not os.path.lexists(name)))
     config.check()
     observer = WaitsOnScreen(LineScreen())
     store = open_store_to_read(config.out, observer, config.max_outage)
@@ -164,8 +158,7 @@ def run_plan(options: argparse.Namespace) -> None:
     if manifest and begins:
         rest = {"start": manifest.input_end, "done_tokens": manifest.tokens, "piles": manifest.piles}
     with tempfile.TemporaryDirectory() as scratch:
-        tried = job.with_engine(Path(scratch))
-        plan = make_plan(tried, trial_seconds=1.0, **rest)
+        plan = make_plan(job.with_engine(Path(scratch)), trial_seconds=1.0, **rest)
     if begins and (refusal := split_error(plan)):
         manifest, begins = None, False
     proposal = "" if has_out else f"; choose the folder with --out {config.out}"
@@ -178,40 +171,26 @@ def run_plan(options: argparse.Namespace) -> None:
     if refusal is not None and not held:
         raise refusal
     if begins:
-        check_disk(plan)
+        check_needs(plan.disk_needs, plan.job.output, exact=plan.extent.exact)
 
 
 def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
     """Return the whole plan as lines; the `verdict` says what a build would do in this folder."""
-    config, extent = plan.job.config, plan.extent
-    rows = short_rows(plan)
-    before_tokens = next(number for number, (name, _) in enumerate(rows) if name == "tokens")
-    documents = show_estimate(extent.documents, exact=extent.documents_exact)
-    rows.insert(before_tokens, ("documents", documents))
-    if config.mix:
-        after_mix = 1 + next(number for number, (name, _) in enumerate(rows) if name == "mix")
-        rows[after_mix:after_mix] = mix_rows(plan)
-    if config.executor == "ray":
+    rows = plan_rows(plan)
+    if plan.job.config.executor == "ray":
         rows = [row for row in rows if row[0] != "machine"]  # which is this machine
         rows.append(("time", "depends on the cluster: docs/cluster.md has a table"))
     elif plan.tokens_per_second and plan.seconds:
-        speed, passes = f"{show_count(plan.tokens_per_second)} tokens/s", ""
-        if plan.piles is not None:
-            speed += " in the first pass"
-            passes = " for the second pass" if plan.piles.ended else " for both passes"
-        duration = f"{show_seconds(plan.seconds)}{passes}"
-        rows.append(("time", f"{duration} ({speed}, estimated from a one-second trial)"))
+        speed = f"{show_count(plan.tokens_per_second)} tokens/s"
+        rows.append(("time", f"{show_seconds(plan.seconds)} ({speed}, estimated from a one-second trial)"))
     if verdict:
         rows.append(("build", verdict))
     rows += plan.separator_rows or document_rows(plan.first_documents)
-    if config.input and any(file.is_pipe for file in plan.job.source.files):
-        rows.append(("", "(standard input can be read only once: the plan looks only at its beginning)"))
     rows += [("WARNING", warning) for warning in plan_warnings(plan)]
     return [f"{name:<10} {text}" for name, text in rows]
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
-    """Return the plan as values for JSON."""
     extent, config, forecast = plan.extent, plan.job.config, plan.forecast
     return {
         "folder": plan.job.output.store.location,
@@ -248,8 +227,5 @@ def verdict_on(manifest: Manifest | None, *, held: bool) -> str:
         return "would be refused; the reason is below"
     if manifest.complete:
         return f"nothing to do: complete, {manifest.tokens:,} tokens"
-    if manifest.is_shuffled and (after := resume_text(manifest)):
-        return f"would resume {after}"
-    if manifest.shards:
-        return f"would resume after {manifest.shards[-1].name}; {manifest.tokens:,} tokens are done"
-    return "would start from the beginning"
+    after = resume_text(manifest)
+    return f"would resume {after}" if after else "would start from the beginning"

@@ -11,8 +11,7 @@ import re
 import webbrowser
 from typing import Any
 
-from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags, as_argument
-from fineweb_shards.commands.targets import read_store
+from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags, as_argument, read_store
 from fineweb_shards.errors import UsageError
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.facts import report_path
@@ -61,7 +60,6 @@ add_verify_flags = add_folder
 
 
 def run_verify(options: argparse.Namespace) -> None:
-    """Check all shards; print the damaged ones, and how much was checked."""
     store: Store = options.folder
     with _progress_of(options) as progress:
         progress.begin(State.VERIFYING, require_manifest(store).tokens)
@@ -88,7 +86,6 @@ def _progress_of(options: argparse.Namespace) -> TokensOnScreen:
 
 
 def add_status_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the folder, and how to show its status."""
     add_folder(parser)
     parser.add_argument(
         "--watch", action="store_true", help="keep showing it until the run ends; if no build has started, wait for one"
@@ -96,7 +93,6 @@ def add_status_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_status(options: argparse.Namespace) -> int:
-    """Print the status, and return the exit code for the state."""
     store: Store = options.folder
     if options.watch:
         return watch_status(store, as_json=options.json)
@@ -106,7 +102,6 @@ def run_status(options: argparse.Namespace) -> int:
 
 
 def add_report_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the folder, and the flag to open the report."""
     parser.description = (
         "Writes DIR/.fineweb-shards/report.html and prints its path. The page about a folder in a bucket goes\n"
         "into your cache folder on this machine; the bucket stays unchanged."
@@ -127,7 +122,6 @@ def run_report(options: argparse.Namespace) -> None:
 
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the folder to export from, or the folders to mix, and a flag for every setting of the output."""
     add_folder(parser, nargs="?")
     parser.add_argument(
         "--mix",
@@ -142,7 +136,6 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(options: argparse.Namespace) -> None:
-    """Export, verify, and print the result."""
     from fineweb_shards.run.export import export, make_export_job, open_export_source
     from fineweb_shards.run.export_mix import make_mix_job
 
@@ -178,7 +171,6 @@ def run_export(options: argparse.Namespace) -> None:
 
 
 def _export_config(options: argparse.Namespace) -> Config:
-    """Return the settings of an export; UsageError if flags contradict each other."""
     parts: list[dict[str, Any]] = options.mix or []
     given = {name: getattr(options, name) for name in EXPORT_SETTINGS}
     if not parts and options.folder is None:
@@ -195,11 +187,8 @@ def _export_config(options: argparse.Namespace) -> Config:
             f"--mix {folder}: a mix needs several folders.", "Name each with its own --mix, or copy one without --mix."
         )
     has_shuffle = given["shuffle"] is not None
-    for name, used, needed in (
-        ("mix_until", parts, "--mix"),
-        ("max_tokens", parts or has_shuffle, "--mix or --shuffle"),
-    ):
-        if given[name] is not None and not used:
+    for name, needed in (("mix_until", "--mix"), ("max_tokens", "--mix or --shuffle")):
+        if given[name] is not None and not parts and not (has_shuffle and name == "max_tokens"):
             flag = f"--{name.replace('_', '-')} {given[name]}"
             raise UsageError(f"{flag}: only with {needed}.", "Add that, or leave it out.")
     if has_shuffle and not parts:  # a mix of one part

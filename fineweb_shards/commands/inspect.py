@@ -33,7 +33,6 @@ _BAR_WIDTH = 40
 
 
 def add_inspect_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the file or folder to inspect, and the flags that say what to show."""
     parser.add_argument("path", metavar="FILE|DIR", help="on this machine, or in a bucket (s3://…)")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--document", metavar="N", type=as_argument(parse_count), help="show document N, counted from 0")
@@ -48,7 +47,6 @@ def add_inspect_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_inspect(options: argparse.Namespace) -> None:
-    """Print statistics, one document, or the documents that contain a text; or write the tokens' bytes."""
     target = inspection.open_target(options.path)
     if options.token_bytes is not None:
         path, vocabulary = options.token_bytes, target.vocabulary
@@ -90,7 +88,6 @@ def run_inspect(options: argparse.Namespace) -> None:
 
 
 def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
-    """Return the statistics as lines for people."""
     position = "before" if target.eot_first else "after"
     rows = []
     for file in target.files[:_SHOWN_FILES]:
@@ -119,7 +116,6 @@ def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
 
 
 def statistics_json(target: Target, found: TokenStatistics) -> dict[str, Any]:
-    """Return the statistics as values for JSON."""
     return {
         "files": [
             {
@@ -179,7 +175,6 @@ def _histogram_lines(found: TokenStatistics) -> list[str]:
 
 
 def _spell(token: int, vocabulary: Vocabulary) -> str:
-    """Return a token as an ASCII Python literal, which shows white space and escapes control characters and bytes that
-    are no whole character."""
+    """Return a token as an ASCII Python literal, which shows white space and escapes what can't be printed."""
     data = decode(np.array([token], vocabulary.dtype), vocabulary)
     return ascii(data.decode("utf-8", "backslashreplace"))

@@ -20,7 +20,7 @@ from fineweb_shards.errors import Interrupted, NoMatch, NoTrainingError, ReaderG
 from fineweb_shards.storage.local import Pipe
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.machine import check_address_space
-from fineweb_shards.system.shell_commands import PROGRAM, program, take_typed_command
+from fineweb_shards.system.shell_commands import PROGRAM, take_typed_command
 from fineweb_shards.system.signals import ignore_signals, raise_interrupts, stop_with_caller
 from fineweb_shards.system.standard_streams import ignore_closed_output, prepare_streams
 from fineweb_shards.watching.screen import print_error, put_json
@@ -56,7 +56,6 @@ EXAMPLES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     code = run_command(arguments)
     if arguments is None:
         ignore_signals()  # the exit code is decided, and Python drops its handlers before the process ends
@@ -64,7 +63,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run_command(arguments: list[str] | None) -> int:
-    """Run the command; print errors, and return their exit codes."""
     words = sys.argv[1:] if arguments is None else arguments
     prepare_streams()
     typed = take_typed_command(words)
@@ -97,13 +95,18 @@ def run_command(arguments: list[str] | None) -> int:
     except KeyboardInterrupt:  # in a subcommand that changes nothing, so there is nothing to resume
         return 130
     except (ShardError, MemoryError, OSError) as raised:
-        error = user_error(raised)
+        error: ShardError = WorkerError("There is not enough memory.")
+        if isinstance(raised, ShardError):
+            error = raised
+        elif isinstance(raised, OSError):
+            if raised.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            error = output_error(Path(raised.filename or "A file"), raised)
         if isinstance(error, NoTrainingError):
             command = error.flags if typed.caller is not None else f"{typed.resume()} {error.flags}"
             error.hint = f"Set how much is for validation: {command}"
         if error.hint == UsageError.hint:
             error.hint = error.hint.replace(" build ", f" {words[0]} ")
-        error.hint = error.hint.replace(f"`{PROGRAM} ", f"`{program()} ")  # so that it can be pasted
         put_error(error, as_json=as_json)
         if typed.caller is None:
             print_error(f"{PROGRAM}: {error.message}")
@@ -111,17 +114,6 @@ def run_command(arguments: list[str] | None) -> int:
                 print_error(f"  {error.hint}")
         return error.exit_code
     return code or 0
-
-
-def user_error(error: ShardError | MemoryError | OSError) -> ShardError:
-    """Return an error as shown to the user; re-raise one that the user can't fix."""
-    if isinstance(error, ShardError):
-        return error
-    if isinstance(error, MemoryError):
-        return WorkerError("There is not enough memory.")
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        raise error
-    return output_error(Path(error.filename or "A file"), error)
 
 
 def put_error(error: ShardError | Interrupted, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from fineweb_shards.errors import ChangedError, InputError, Interrupted, QuarantineError, ShardError
@@ -23,20 +23,13 @@ from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.layouts.base import choose_digits
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.page import closing_lines, write_report
+from fineweb_shards.run import shuffle
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
 from fineweb_shards.run.output_text import empty_part_error, training_error
-from fineweb_shards.run.plan import check_disk, make_plan, split_error
+from fineweb_shards.run.plan import make_plan, split_error
 from fineweb_shards.run.plan_text import resume_text, short_lines
-from fineweb_shards.run.shuffle import (
-    find_piles,
-    lock_scratch,
-    make_piles,
-    remove_piles,
-    second_pass,
-    tell_begin,
-    tell_end,
-)
+from fineweb_shards.run.resources import check_needs
 from fineweb_shards.run.stream import QUARANTINE_NAME, Running, write_stream
 from fineweb_shards.storage.hub_environment import check_addresses
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
@@ -55,13 +48,10 @@ from fineweb_shards.writing.placement import Output, begin_output, make_packer
 # Memory of a Ray cluster that a run starts on this machine, per byte of text in flight: unwritten tokens may fill half
 # of it.
 _STORE_COPIES = 2
-_FILTER_COUNTS = ("filtered_documents", "unknown_documents", "unsampled_documents", "short_documents", "long_documents")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a build."""
-
     job: Job
     manifest: Manifest
     new_shards: int  # including a file that has grown
@@ -85,14 +75,9 @@ class Outcome:
                 "without a shard.",
                 "Leave it out, or choose --mix-until all-exhausted; start over with --fresh.",
             )
-        if any(manifest.totals.get(name) for name in _FILTER_COUNTS):
-            raise InputError(
-                "No document was kept, so there is no shard.",
-                "The counts above say why: change --where, --sample or the limits, and run it again.",
-            )
         raise InputError(
-            "The input has no documents, so there is no shard.",
-            "Check what --input or --dataset names, then start over with --fresh.",
+            "The input has no documents, or none was kept, so there is no shard.",
+            "Check what --input or --dataset names, --where, --sample and the limits; then start over with --fresh.",
         )
 
 
@@ -107,18 +92,17 @@ def build(
     reads_once: bool = False,
     when_done: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Make the shards, or the rest of them. `command` resumes the build after an interruption. With `yes`, --fresh
-    deletes without asking. `reads_once`: the input can't be read again, so a resume is impossible. `when_done` is
-    called when everything is made and verified, before the end is reported."""
+    """Make the shards, or the rest of them; `command` resumes the build. `reads_once`: the input can't be read again.
+    `when_done` is called when everything is made and verified, before the end is reported."""
     observer = WaitsOnScreen(screen)
     opened = _locked_job(config, fresh=fresh, reads_once=reads_once, observer=observer, command=command)
-    with opened as job, lock_scratch(config):
+    with opened as job, shuffle.lock_scratch(config):
         if fresh:
             start_over(job.output.store, job.layout, screen.warn, yes=yes)
         manifest = open_manifest(job, same_source=same_source)
         if manifest.complete:
             tidy_finished(job.output.store, manifest)
-            remove_piles(job.output, job.config)
+            shuffle.remove_piles(job.output, job.config)
             when_done()
             return Outcome(job, manifest, 0, 0, 0.0)
         refuse_planted_files(job.output.store, index=manifest.index)
@@ -126,7 +110,8 @@ def build(
         manifest = replace(manifest, versions=job.versions(), vocabulary=job.vocabulary)
         log = EventLog(job.folder)
         versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
-        settings = ", ".join(f"{name}={value!r}" for name, value in config.non_default_settings().items())
+        values = {field.name: getattr(config, field.name) for field in fields(config)}
+        settings = ", ".join(f"{name}={one!r}" for name, one in values.items() if one != getattr(Config, name))
         log.write(Event("start", f"process {os.getpid()}: {versions}; {settings}"))
         try:
             return _build_rest(job, manifest, log, screen, command, when_done)
@@ -180,15 +165,14 @@ def _locked_job(config: Config, *, fresh: bool, reads_once: bool, observer: Obse
 def _build_rest(
     job: Job, manifest: Manifest, log: EventLog, screen: Screen, command: str, when_done: Callable[[], None]
 ) -> Outcome:
-    """Make the shards that are not in the manifest yet."""
     store = job.output.store
     history = load_history(job.folder)
     progress = Progress(log, screen, history, begun=manifest)
     if job.config.shuffle is not None:
-        manifest = find_piles(job.output, job.config, manifest, progress)
+        manifest = shuffle.find_piles(job.output, job.config, manifest, progress)
         progress.begin_pass(manifest)
     if not manifest.piled_tokens:  # the first pass begins: free the space of an earlier one
-        remove_piles(job.output, job.config)
+        shuffle.remove_piles(job.output, job.config)
     history.begin_run(manifest.tokens + manifest.piled_tokens, job.budget.memory_bytes)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
@@ -231,75 +215,64 @@ def run_passes(
     progress: Progress,
     announce: Callable[[Manifest], Manifest] = lambda manifest: manifest,
 ) -> Manifest:
-    """Run a build with --shuffle, from a manifest whose piles were found; return the final one. Each pass has its own
-    executor; the plan is announced while the first one starts."""
+    """Run a build with --shuffle. Each pass has its own executor; the plan is announced while the first one starts."""
     begun = manifest
     progress.begin_pass(manifest)
     if begun.pass_number == 1:
         with open_executor(job) as executor:
-            manifest = make_piles(job, announce(manifest), executor, progress)
+            manifest = shuffle.make_piles(job, announce(manifest), executor, progress)
         progress.begin_pass(manifest)
-    second = second_pass(job, manifest)
+    second = shuffle.second_pass(job, manifest)
     with open_executor(second) as executor:
         if begun.pass_number == 2:
             manifest = announce(manifest)
-        began = tell_begin(manifest, progress)
+        began = shuffle.tell_begin(manifest, progress)
         manifest = run(second, replace(manifest, seconds=begun.seconds), executor, progress)
-        tell_end(manifest, progress, began)
-    remove_piles(job.output, job.config)
+        shuffle.tell_end(manifest, progress, began)
+    shuffle.remove_piles(job.output, job.config)
     return manifest
 
 
 def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor:
-    """Return the executor of a job, not started yet."""
+    config, output, budget = job.config, job.output, job.budget
+    engine = job.engine.name if job.engine else None
+    trial = (job.trial.selftest_sha256, job.trial.mistaken) if job.trial else ("", "")
     spec = WorkerSpec(
-        job.source,
-        job.engine.name if job.engine else None,
-        job.config.seed,
-        job.output.shard_format,
-        job.output.store,
-        job.config.max_outage,
-        job.config.priority,
-        job.trial.selftest_sha256 if job.trial else "",
-        job.trial.mistaken if job.trial else "",
+        job.source, engine, config.seed, output.shard_format, output.store, config.max_outage, config.priority, *trial
     )
-    budget = job.budget
-    if job.config.executor == "local":
+    if config.executor == "local":
         guard = MemoryGuard(budget.worker_bytes)
         return LocalExecutor(spec, budget.workers, budget.window_bytes, guard, manifest.quarantined, observer)
     # Imported here, because Ray is an optional dependency.
     from fineweb_shards.executors.ray.cluster import Cluster
     from fineweb_shards.executors.ray.executor import RayExecutor
 
-    store_bytes = _STORE_COPIES * budget.window_bytes
     return RayExecutor(
         spec,
-        Cluster(job.config.ray_address, budget.workers, store_bytes, observer),
-        out=job.output.store.location,
-        shared_folder=not job.output.store.is_remote,
-        scratch=job.config.pile_folder.parent.parent if job.config.has_own_pile_folder else None,
+        Cluster(config.ray_address, budget.workers, _STORE_COPIES * budget.window_bytes, observer),
+        out=output.store.location,
+        shared_folder=not output.store.is_remote,
+        scratch=config.pile_folder.parent.parent if config.has_own_pile_folder else None,
         window_bytes=budget.window_bytes,
-        most_tasks=job.config.workers,
+        most_tasks=config.workers,
         quarantined=manifest.quarantined,
         observer=observer,
     )
 
 
 def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
-    """Make and show the plan of the rest, and refuse it if the disk is too small. Return the manifest; a new one with
-    the number of digits in the names of shards."""
+    """Make and show the plan of the rest, or refuse it; return the manifest with the number of digits in file names."""
     start, done = manifest.input_end, manifest.tokens
     plan = make_plan(job, trial_seconds=0, start=start, done_tokens=done, piles=manifest.piles)
     if error := split_error(plan):
         raise error
-    plan = replace(plan, fetched_bytes=progress.fetched_bytes)
     lines = short_lines(plan)
     if after := resume_text(manifest):
         lines.append(f"{'resuming':<10} {after}")
     for line in lines:
         progress.tell(Event("plan", line))
-    check_disk(plan)
     extent = plan.extent
+    check_needs(plan.disk_needs, job.output, exact=extent.exact)
     total = Total(extent.tokens, exact=extent.exact, limit=job.config.max_tokens)
     first_ends = manifest.mix is not None and not manifest.mix.until_all
     progress.expect(total, partial(job.source.share_before, first_ends=first_ends), plan.forecast.available)

@@ -88,8 +88,6 @@ _LIMITS = {  # minimum, maximum, and the hint for larger values
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of a run."""
-
     # fmt: off
     input: tuple[str, ...] = _setting(
         (), "file, folder or glob, also in a bucket (s3://, gs://, az://) or a dataset on the Hugging Face hub "
@@ -233,13 +231,11 @@ class Config:
 
     @cached_property
     def mix(self) -> MixRule | None:
-        """How the parts are mixed; None if they are read one after the other."""
         weights = [int(part.weight) for part in self.part_configs if part.weight is not None]
         return MixRule(tuple(weights), self.mix_until == ALL_EXHAUSTED) if weights else None
 
     def _with_dataset(self) -> Config:
-        """If the input is an hf:// address, return the settings with `dataset` instead; the path of the files replaces
-        config and split."""
+        """Return an hf:// address in `input` as `dataset`; the path of the files replaces config and split."""
         found = parse_hub_address(self.input[0]) if len(self.input) == 1 else None
         if found is None or any(getattr(self, name) != getattr(Config, name) for name in OF_DATASET):
             return self
@@ -280,16 +276,10 @@ class Config:
 
     @property
     def bucket_url(self) -> str | None:
-        """The address of the output if it is in a bucket."""
         return self.out if is_url(self.out) else None
 
     def open_store(self, observer: Observer) -> Store:
         return open_store(self.out, self.scratch, self.max_outage, observer)
-
-    def non_default_settings(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, for the log."""
-        fields = dataclasses.fields(self)
-        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings that change the output, for the manifest."""
@@ -298,14 +288,7 @@ class Config:
         defaults = {"shard_tokens": DEFAULT_SHARD_TOKENS, "mix_until": FIRST_EXHAUSTED}
         return {**values, **{name: getattr(self, name) or default for name, default in defaults.items()}}
 
-    @property
-    def leaves_validation_to_layout(self) -> bool:
-        """Whether no setting decides how much of the input is for validation."""
-        said = (self.shard_tokens, *(getattr(self, name) for name in VAL_SETTINGS))
-        return all(value is None for value in said) and not self.val_input
-
     def check(self) -> None:
-        """Raise UsageError for values that can't work."""
         if not self.out:
             raise UsageError("No output folder was given.", "Name one with --out, such as --out shards.")
         for path in (self.out, self.scratch):
@@ -317,23 +300,17 @@ class Config:
                 f"--scratch {self.scratch}: only for --shuffle or an --out in a bucket, but {self.out} is a folder.",
                 "Leave it out.",
             )
-        for name in ("input", "dataset"):
-            if getattr(self, name) and any({"input", "dataset"} & part.keys() for part in self.parts):
-                given = getattr(self, name)
+        of_part = any({"input", "dataset"} & part.keys() for part in self.parts)
+        for name, is_refused in (("input", of_part), ("dataset", of_part), ("val_input", bool(self.parts))):
+            if is_refused and (given := getattr(self, name)):
                 raise UsageError(
-                    f"--{name} {given if name == 'dataset' else given[0]}: the parts of the input name their own.",
-                    "Name all input with --part, or in tables of [[parts]].",
+                    f"{_flag(name)} {given if name == 'dataset' else given[0]}: the parts of the input name their own.",
+                    "Name it with --part, or in tables of [[parts]].",
                 )
-        if self.parts and self.val_input:
-            raise UsageError(
-                f"--val-input {self.val_input[0]}: the input has parts, and these files must belong to one of them.",
-                "Set val_input in a table of [[parts]], or in --part.",
-            )
-        val_input = any(part.val_input for part in self.part_configs)
-        if val_input and (given := [name for name in VAL_SETTINGS if getattr(self, name) is not None]):
-            raise UsageError(
-                f"--val-input and --{given[0].replace('_', '-')} exclude each other.", "Name one of the two."
-            )
+        if any(part.val_input for part in self.part_configs):
+            for name in VAL_SETTINGS:
+                if getattr(self, name) is not None:
+                    raise _exclusive("--val-input", _flag(name))
         weights = {number: part.get("weight", self.weight) for number, part in enumerate(self.parts or ({},), 1)}
         check_weights(weights, [int(part.weight or 0) for part in self.part_configs], self.mix_until)
         self._check_limits(_LIMITS.keys() - PART_KEYS)
@@ -342,12 +319,8 @@ class Config:
                 f"--ray-address {self.ray_address}: the executor is {self.executor}.",
                 "Add --executor ray, or leave the address out.",
             )
-        if self.engine != Config.engine and not self.encodes:
-            raise UsageError(
-                f"--engine {self.engine} and --tokens-column exclude each other: tokens are not encoded, so "
-                "there is no tokenizer to choose.",
-                "Leave one of them out.",
-            )
+        if self.engine != Config.engine and not self.encodes:  # tokens are not encoded
+            raise _exclusive(f"--engine {self.engine}", "--tokens-column")
         for number, part in enumerate(self.part_configs, 1):
             with concerning(f"Part {number}" if self.parts else ""):
                 part._check_part()
@@ -355,7 +328,7 @@ class Config:
     def _check_limits(self, names: Collection[str]) -> None:
         for name in sorted(names):
             least, most, hint = _LIMITS[name]
-            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            value, flag = getattr(self, name), _flag(name)
             if value is not None and value < least:
                 raise UsageError(f"{flag} {value:,}: must be at least {least:,}.")
             if value is not None and value > most:
@@ -364,43 +337,32 @@ class Config:
     def _check_part(self) -> None:
         """Raise UsageError for values of PART_KEYS that can't work."""
         if self.dataset and self.input:
-            raise UsageError("--dataset and --input exclude each other.", "Name one of the two.")
+            raise _exclusive("--dataset", "--input")
         for path in (*self.input, *self.val_input):
             check_path(path)
             refuse_hub_address(path)
-        for name, what in (("name", "config"), ("split", "split"), ("revision", "revision")):
+        for name in OF_DATASET:
             value = getattr(self, name)
             if value != getattr(Config, name) and not self.dataset:
-                raise UsageError(
-                    f"--{name} {value} names a {what} of a dataset, but no --dataset is given.",
-                    "For FineWeb-Edu: --dataset HuggingFaceFW/fineweb-edu",
-                )
+                hint = "For FineWeb-Edu: --dataset HuggingFaceFW/fineweb-edu"
+                raise UsageError(f"--{name} {value}: only with --dataset.", hint)
         self._check_limits(_LIMITS.keys() & PART_KEYS)
         if self.epochs > 1 and (pipe := next(filter(_is_pipe, self.input), None)):
-            what = "standard input" if pipe == STANDARD_INPUT else "a pipe"
             raise UsageError(
-                f"--epochs {self.epochs:,}: --input {pipe} is {what}, which can be read only once.",
+                f"--epochs {self.epochs:,}: --input {pipe} can be read only once.",
                 "Write it to a file first, or leave --epochs out.",
             )
         if self.max_document_tokens is not None and self.max_document_tokens < self.min_tokens:
             raise UsageError(
-                f"--max-document-tokens {self.max_document_tokens:,} is below --min-tokens "
-                f"{self.min_tokens:,}: no document could be kept.",
+                f"--max-document-tokens {self.max_document_tokens:,} is below --min-tokens {self.min_tokens:,}.",
                 "Raise it, or lower --min-tokens.",
             )
         if self.tokens_column == "":
             raise UsageError("--tokens-column is empty.", "Name the column, or leave the flag out.")
-        if self.tokens_column is not None and self.text_column != Config.text_column:
-            raise UsageError(
-                f"--text-column {self.text_column} and --tokens-column {self.tokens_column} exclude each "
-                "other: a document is either text or tokens.",
-                "Leave one of them out.",
-            )
-        if self.template is not None:
-            for name in ("text_column", "tokens_column"):
-                if (value := getattr(self, name)) != getattr(Config, name):
-                    flag = f"--{name.replace('_', '-')}"
-                    raise UsageError(f"{flag} {value} and --template exclude each other.", "Leave one of them out.")
+        contents = ("text_column", "tokens_column", "template")  # a document has one of them
+        given = [name for name in contents if getattr(self, name) != getattr(Config, name)]
+        if len(given) > 1:
+            raise _exclusive(f"{_flag(given[0])} {getattr(self, given[0])}", _flag(given[1]))
         for flag, text, parse in (("--template", self.template, parse_template), ("--where", self.where, parse_where)):
             if text is not None:
                 if _is_broken(text):
@@ -413,6 +375,14 @@ class Config:
                 f"--separator {self.separator!r}: must be valid text of 1 to 64 characters.",
                 "Use blank, line, none, or the string between documents.",
             )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _exclusive(one: str, other: str) -> UsageError:
+    return UsageError(f"{one} and {other} exclude each other.", "Leave one of them out.")
 
 
 def _is_pipe(path: str) -> bool:

@@ -20,7 +20,14 @@ from fineweb_shards.units import parse_count, parse_weight
 
 def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
     """Combine the `overrides` that are not None, then the TOML file, then the defaults."""
-    values = _read_toml(path) if path else {}
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = dict(_from_table(str(path), tomllib.loads(path.read_text("utf-8"))))
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}.", "Check the file and its permissions.") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path}: not valid TOML: {error}.", "Correct that line.") from error
     given = {name: value for name, value in overrides.items() if value is not None}
     if given.keys() & {"dataset", "input", "parts"}:  # replaces the input of the file
         own = {"parts", "input"} if "dataset" in given else {"parts", "input", "val_input", *OF_DATASET}
@@ -66,36 +73,44 @@ def parse_value(field: dataclasses.Field[Any], text: str) -> Any:
     return field.metadata["parse"](text)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            data = tomllib.load(file)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}.", "Check the file and its permissions.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}.", "Correct that line.") from error
-    return dict(_from_table(str(path), data))
-
-
 def _from_table(where: str, data: Mapping[str, Any], *, of_part: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a TOML file, or of one [[parts]] table."""
     fields = {field.name: field for field in dataclasses.fields(Config)}
-    known = {name: field for name, field in fields.items() if not of_part or name in PART_KEYS}
     for key, value in data.items():
-        field = known.get(key.replace("-", "_"))
-        if field is None and key.replace("-", "_") in fields:
-            raise UsageError(f"{where}: {key} can't be set per part.", f"A part may have {', '.join(PART_KEYS)}.")
-        if field is None:
+        name = key.replace("-", "_")
+        if name not in fields:
             hint = "The keys are the flags that `fineweb-shards build --help` lists."
-            raise UsageError(f"{where}: unknown key {key!r}.", suggest(key, known, hint))
-        if field.name == "parts":
+            raise UsageError(f"{where}: unknown key {key!r}.", suggest(key, PART_KEYS if of_part else fields, hint))
+        if of_part and name not in PART_KEYS:
+            raise UsageError(f"{where}: {key} can't be set per part.", f"A part may have {', '.join(PART_KEYS)}.")
+        if name == "parts":
             if not isinstance(value, list) or not all(isinstance(one, dict) for one in value) or not value:
                 raise UsageError(f"{where}: parts must be tables.", "Write each below a line [[parts]].")
             tables = enumerate(value, 1)
-            made = (dict(_from_table(f"{where}: part {n}", one, of_part=True)) for n, one in tables)
-            yield field.name, tuple(made)
+            yield name, tuple(dict(_from_table(f"{where}: part {n}", one, of_part=True)) for n, one in tables)
         else:
-            yield field.name, _from_toml(where, field, value, of_part=of_part)
+            yield name, _from_toml(where, fields[name], value, of_part=of_part)
+
+
+def _from_toml(where: str, field: dataclasses.Field[Any], value: Any, *, of_part: bool) -> Any:
+    if field.metadata["one_per_part"] and isinstance(value, list) and not of_part:
+        return tuple(_from_toml(where, field, item, of_part=True) for item in value)
+    if isinstance(field.default, tuple):
+        items = [value] if isinstance(value, str) else value
+        if isinstance(items, list) and all(isinstance(item, str) for item in items):
+            return tuple(items)
+        wanted = "a string or a list of strings"
+    elif isinstance(field.default, bool):
+        if isinstance(value, bool):
+            return value
+        wanted = "true or false, without quotes"
+    elif isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            return parse_value(field, str(value))
+        except ValueError as error:
+            raise UsageError(f"{where}: {field.name}: {error}.") from error
+    else:
+        wanted = "a number or a string"
+    raise UsageError(f"{where}: {field.name} = {value!r}: must be {wanted}.")
 
 
 def parse_part(text: str) -> dict[str, Any]:
@@ -118,8 +133,7 @@ def parse_part(text: str) -> dict[str, Any]:
 
 
 def parse_mixed(text: str) -> dict[str, Any]:
-    """Parse the value of --mix, `DIR=7` or `DIR=7,epochs=2`, as a part of the input. DIR may contain commas and equals
-    signs."""
+    """Parse the value of --mix, `DIR=7` or `DIR=7,epochs=2`; DIR may contain commas and equals signs."""
     head, comma, epochs = text.rpartition(",epochs=")
     if not comma or "=" in epochs:
         head, epochs = text, "1"
@@ -127,26 +141,3 @@ def parse_mixed(text: str) -> dict[str, Any]:
     if not folder:
         raise ValueError(f"{text!r} is not a folder with a weight, such as shards=7 or shards=7,epochs=2")
     return {"input": (folder,), "weight": parse_weight(weight), "epochs": parse_count(epochs)}
-
-
-def _from_toml(path: str, field: dataclasses.Field[Any], value: Any, *, of_part: bool) -> Any:
-    if field.metadata["one_per_part"] and isinstance(value, list) and not of_part:
-        return tuple(_from_toml(path, field, item, of_part=True) for item in value)
-    if isinstance(field.default, tuple):
-        items = [value] if isinstance(value, str) else value
-        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-            raise UsageError(f"{path}: {field.name} = {value!r}: must be a string or a list of strings.")
-        return tuple(items)
-    if isinstance(field.default, bool):
-        if not isinstance(value, bool):
-            raise UsageError(
-                f"{path}: {field.name} = {value!r}: must be true or false.",
-                f"Write it without quotes, such as {field.name} = {str(not field.default).lower()}",
-            )
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise UsageError(f"{path}: {field.name} = {value!r}: must be a number or a string.")
-    try:
-        return parse_value(field, str(value))
-    except ValueError as error:
-        raise UsageError(f"{path}: {field.name}: {error}.") from error

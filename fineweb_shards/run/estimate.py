@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -52,14 +52,11 @@ _SHOWN_CHARACTERS = 66  # in a terminal of 80 columns
 
 
 def document_rows(documents: Iterable[str]) -> list[tuple[str, str]]:
-    """Return rows with the beginnings of the first documents."""
     return [(f"document {number}", safe_text(text, _SHOWN_CHARACTERS)) for number, text in enumerate(documents, 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSample:
-    """The result of encoding some of a sample."""
-
     documents: int
     tokens: int
     text_bytes: int
@@ -89,8 +86,7 @@ class InputSample:
     read_seconds: float = 0.0
 
     def separator_rows(self) -> list[tuple[str, str]]:
-        """Return rows that show how all text files, sampled or not, are split into documents, with a warning if these
-        are very short; none if there are no text files."""
+        """Return rows that show how text files, sampled or not, are split, with a warning if documents are short."""
         texts = [file for file in self.part.files if file.format == TEXT]
         separators = sorted(self.separators.union(given_separators(texts, self.part.settings.separator)))
         if not separators:
@@ -102,16 +98,9 @@ class InputSample:
             shown += f" (about {show_number_of(per_megabyte, 'document')} per MB of text)"
         rows = [("separator", shown), *document_rows(self.first_documents)]
         if self.separated_documents > 1 and average < SENTENCE_BYTES and separators != ["none"]:
-            rows += [
-                ("WARNING", f"documents have {average:.0f} bytes on average, less than a sentence."),
-                ("", "If that is wrong, stop and choose another --separator:"),
-            ]
-            if "line" in separators:
-                rows.append(("", "  --separator blank            for blank lines between documents"))
-            rows += [
-                ("", "  --separator none             for one document per file"),
-                ("", "  --separator '<|endoftext|>'  or any other string between documents"),
-            ]
+            others = ", ".join(f"--separator {name}" for name in ("blank", "none", "TEXT") if name not in separators)
+            rows.append(("WARNING", f"documents have {average:.0f} bytes on average, less than a sentence."))
+            rows.append(("", f"If unintended: {others}"))
         return rows
 
     def read_file(self, file: InputFile, position: int, limit_bytes: int) -> None:
@@ -140,7 +129,12 @@ class InputSample:
                 self.first_tokens.append(chunk.documents.ids[end : end + min(length, _SHOWN_TOKENS)])
                 end += length
         else:
-            texts = list(_beginnings(chunk.documents, limit_bytes))
+            texts: list[str] = []
+            for text in chunk.documents:
+                if limit_bytes <= 0:
+                    break
+                texts.append(text[: min(limit_bytes, _LONGEST_TEXT_CHARACTERS)])
+                limit_bytes -= len(text)
             missing = _SHOWN_DOCUMENTS - len(self.first_documents)
             self.first_documents += texts[chunk.starts_mid_document :][:missing]
             self.texts += texts
@@ -171,7 +165,7 @@ class InputSample:
 
     def show_documents(self) -> list[str]:
         """Return the beginnings of some documents; decoded tokens show whether the vocabulary is right."""
-        decoded = [decode(tokens, self.job.vocabulary) for tokens in self.first_tokens]
+        decoded = (decode(tokens, self.job.vocabulary) for tokens in self.first_tokens)
         return self.first_documents or [data.decode("utf-8", "replace") for data in decoded]
 
     def _measure(self, seconds: float) -> MeasuredSample:
@@ -181,19 +175,12 @@ class InputSample:
         if job.engine is not None and self.part.settings.tokens_column is None:
             lengths, text_bytes, speed = _encode(job.engine(job.vocabulary), self.texts, seconds)
         kept = [length for length in lengths if self.limits.judge(length, ended=True) == "kept"]
-        return MeasuredSample(
-            documents=len(lengths),
-            tokens=sum(lengths) + len(lengths),
-            text_bytes=text_bytes,
-            tokens_per_second=speed,
-            kept_documents=len(kept),
-            kept_tokens=sum(kept) + len(kept),
-        )
+        tokens, kept_tokens = sum(lengths) + len(lengths), sum(kept) + len(kept)
+        return MeasuredSample(len(lengths), tokens, text_bytes, speed, len(kept), kept_tokens)
 
 
 def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int], int, float]:
-    """Return the token counts, the bytes encoded, and the tokens per second of the second half, when the engine's
-    caches are warm (0: unknown)."""
+    """Return token counts, bytes, and the tokens per second (0: unknown) of the second half, when caches are warm."""
     lengths: list[int] = []
     text_bytes = tokens = 0
     begin = time.monotonic()
@@ -215,8 +202,7 @@ def _encode(engine: Engine, texts: list[str], seconds: float) -> tuple[list[int]
 
 
 def take_sample(job: Job, number: int, limit_bytes: int, start: Cursor, *, download: bool = True) -> InputSample:
-    """Read the beginnings of some files, evenly spread over a part. Without `download`, skip files that would have to
-    be downloaded first."""
+    """Read the beginnings of some files, evenly spread over a part; without `download`, of those that are here."""
     part = job.source.parts[number]
     part = replace(part, settings=replace(part.settings, sample=None))  # the share is known exactly, a sample's is not
     files = [file for file in part.files[start.file :] if not (file.is_pipe or file.problem)]
@@ -240,15 +226,6 @@ def take_sample(job: Job, number: int, limit_bytes: int, start: Cursor, *, downl
     return sample
 
 
-def _beginnings(documents: Iterable[str], limit: int) -> Iterator[str]:
-    """Yield the first documents, up to `limit` characters in all, and only the beginning of a long one."""
-    for text in documents:
-        if limit <= 0:
-            return
-        yield text[: min(limit, _LONGEST_TEXT_CHARACTERS)]
-        limit -= len(text)
-
-
 _FOOTERS_AT_ONCE = 32  # before a build; `plan` reads all of them
 REMOTE_FOOTERS = 3
 _CHEAP_ROW_GROUPS = 64  # reading token_count on the hub takes one request per row group
@@ -265,19 +242,15 @@ class Extent:
     documents_exact: bool = False
 
     def __add__(self, other: Extent) -> Extent:
-        def add(one: int | None, two: int | None) -> int | None:
-            return None if one is None or two is None else one + two
-
-        return Extent(
-            add(self.documents, other.documents),
-            add(self.tokens, other.tokens),
-            self.exact and other.exact,
-            self.batches + other.batches,
-            self.documents_exact and other.documents_exact,
-        )
+        documents = tokens = None
+        if self.documents is not None and other.documents is not None:
+            documents = self.documents + other.documents
+        if self.tokens is not None and other.tokens is not None:
+            tokens = self.tokens + other.tokens
+        exact, documents_exact = self.exact and other.exact, self.documents_exact and other.documents_exact
+        return Extent(documents, tokens, exact, self.batches + other.batches, documents_exact)
 
     def scaled(self, factor: Fraction | int) -> Extent:
-        """Return the extent of `factor` times the documents, rounded."""
         documents = None if self.documents is None else round(self.documents * factor)
         tokens = None if self.tokens is None else round(self.tokens * factor)
         return replace(self, documents=documents, tokens=tokens, batches=math.ceil(self.batches * factor))
@@ -290,7 +263,6 @@ class Extent:
 
 
 def measure_extent(sample: InputSample, files: tuple[InputFile, ...], start: Cursor, *, every_footer: bool) -> Extent:
-    """Count or estimate the documents and tokens in files of a part of the input."""
     job, part = sample.job, sample.part
     files = tuple(file for file in files if file.problem is None)
     if any(file.is_pipe for file in files) or (every_footer and any(file.is_missing for file in files)):

@@ -24,20 +24,11 @@ from fineweb_shards.executors.base import DataPlane, InProcessPlane
 from fineweb_shards.formats.piles import copy_ranges
 from fineweb_shards.layouts.base import choose_digits, tokens_of
 from fineweb_shards.reading.verify import read_stream
+from fineweb_shards.run import shuffle
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import check_resumed_settings, output_spec, resume_manifest
 from fineweb_shards.run.output_text import stray_warnings, training_error
 from fineweb_shards.run.resources import Rest, check_needs, find_needs
-from fineweb_shards.run.shuffle import (
-    begin_piles,
-    find_piles,
-    lock_scratch,
-    note_scratch,
-    pile_source,
-    read_piles,
-    remove_piles,
-    second_spec,
-)
 from fineweb_shards.run.stream import write_stream
 from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.store.manifest import Manifest, find_manifest, load_manifest
@@ -60,8 +51,6 @@ OUTPUT_SETTINGS = ("layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_sh
 
 @dataclasses.dataclass(frozen=True)
 class ExportSource:
-    """A folder of finished shards to export from."""
-
     store: Store
     manifest: Manifest
 
@@ -86,11 +75,6 @@ class ExportSource:
         # If the stream was cut before training began, its last document may have no EOT.
         return documents if tokens_of(manifest.shards, "train") else documents + 1
 
-    @property
-    def counts(self) -> Counts:
-        """The counts of all documents, including those left out; manifests of the first version have fewer."""
-        return Counts(**{field.name: self.manifest.totals.get(field.name, 0) for field in dataclasses.fields(Counts)})
-
 
 @dataclasses.dataclass(frozen=True)
 class ExportJob:
@@ -106,8 +90,6 @@ class ExportJob:
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """The result of an export."""
-
     spec: OutputSpec
     manifest: Manifest
     new_tokens: int
@@ -115,7 +97,6 @@ class Exported:
 
 
 def open_export_source(store: Store) -> ExportSource:
-    """Open a folder to export from; InputError if it is incomplete or can't be exported."""
     manifest = find_manifest(store)
     if manifest is None:
         nothing = missing_manifest_error(store)
@@ -167,36 +148,34 @@ def export(
     yes: bool = False,
     progress: TokensOnScreen | None = None,
 ) -> Exported:
-    """Copy the tokens, or the rest of them, into another folder and layout, as `config` requests. `progress` is updated
-    in addition to the bar in a terminal."""
+    """Copy the tokens, or the rest of them; `progress` is updated in addition to the bar in a terminal."""
     spec = job.spec
     if any(spec.store.identity == source.store.identity for source in job.sources):
         raise UsageError(f"--out {config.out}: that is the folder to export from.", "Choose another --out.")
     if not spec.store.is_remote:
         load_manifest(spec.folder)  # refuses a folder of another program before anything is written into it
-    with spec.store.lock(observer), lock_scratch(config):
+    with spec.store.lock(observer), shuffle.lock_scratch(config):
         if fresh:
             start_over(spec.store, spec.layout, say, yes=yes)
         manifest = resume_manifest(spec.store, spec.layout, job.new, partial(_check_same_export, job.new))
         if manifest.complete:
             tidy_finished(spec.store, manifest)
-            remove_piles(spec, config)
+            shuffle.remove_piles(spec, config)
             return Exported(spec, manifest, 0, 0.0)
         refuse_planted_files(spec.store, index=manifest.index)
         documents = sum(source.manifest.documents for source in job.sources)
         # The length of a mix is unknown until its end.
         if not manifest.shards and not manifest.mix and (error := training_error(spec, config, job.tokens, documents)):
             raise error
-        manifest = find_piles(spec, config, manifest, observer)
+        manifest = shuffle.find_piles(spec, config, manifest, observer)
         if not manifest.piled_tokens:  # the first pass begins: free the space of an earlier one
-            remove_piles(spec, config)
-        rest = Rest(job.tokens, documents, manifest.tokens, workers=0)
-        if config.shuffle is not None:
-            rest = dataclasses.replace(
-                rest, piles=manifest.piles or begin_piles(spec, config, manifest, job.tokens).piles
-            )
-        needs, has_limit = find_needs(spec, config.pile_folder, rest), bool(config.parts)
-        check_needs(needs, spec, exact=not manifest.mix, has_limit=has_limit)
+            shuffle.remove_piles(spec, config)
+        piles = manifest.piles
+        if config.shuffle is not None and piles is None:
+            piles = shuffle.begin_piles(spec, config, manifest, job.tokens).piles
+        rest = Rest(job.tokens, documents, manifest.tokens, workers=0, piles=piles)
+        needs = find_needs(spec, config.pile_folder, rest)
+        check_needs(needs, spec, exact=not manifest.mix, has_limit=bool(config.parts))
         for warning in stray_warnings(spec.store, spec.layout):
             say(f"{'WARNING':<10} {warning}")
         begin = time.monotonic()
@@ -219,7 +198,6 @@ def _check_same_export(now: Manifest, before: Manifest) -> None:
 
 
 def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progress: TokensOnScreen) -> Manifest:
-    """Write what `manifest` lacks, and return the final one."""
     spec = job.spec
     disk.attempt(lambda: begin_output(spec.store, manifest))
     copy_definition(spec.vocabulary, spec.folder / WORK_FOLDER)
@@ -251,8 +229,8 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progr
                 manifest = _write_piles(job, config, manifest, plane, disk, advance)
                 plane.close()  # removing an open pile would not free its space
             bar.set_description_str(PASS_NAMES[2])
-            source, spec = pile_source(spec, config, manifest), second_spec(spec)
-            sections, limit_tokens = read_piles(source, spec, manifest.end), None
+            source, spec = shuffle.pile_source(spec, config, manifest), shuffle.second_spec(spec)
+            sections, limit_tokens = shuffle.read_piles(source, spec, manifest.end), None
         packer = make_packer(spec, manifest, limit_tokens)
         with Output(spec, manifest, plane, disk, on_record=release) as output:
             for section in sections:
@@ -264,7 +242,7 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progr
             if error := training_error(spec, config, packer.first_segment_tokens):
                 raise error
             manifest = output.finish()
-        remove_piles(spec, config)
+        shuffle.remove_piles(spec, config)
         return manifest
 
 
@@ -273,10 +251,10 @@ def _write_piles(
 ) -> Manifest:
     """Make the first pass of a shuffle; return the manifest with its piles."""
     if manifest.piles is None:
-        manifest = begin_piles(job.spec, config, manifest, job.tokens)
+        manifest = shuffle.begin_piles(job.spec, config, manifest, job.tokens)
     assert manifest.piles is not None
     packer = make_pile_packer(job.spec, manifest.piles, job.limit_tokens)
-    disk.attempt(partial(note_scratch, config))
+    disk.attempt(partial(shuffle.note_scratch, config))
     with PileOutput(job.spec, config.pile_folder, manifest, plane, disk) as output:
         write_stream(job.read(manifest), packer, output, lambda part: advance(part.tokens))
         return output.finish()
@@ -307,20 +285,19 @@ def _gather(section: Section, slices: list[ShardSlice]) -> tuple[Section, list[S
 
 
 def _sections(source: ExportSource, manifest: Manifest) -> Iterator[Section]:
-    """Yield the rest of the stream of one folder after a manifest."""
+    """Yield the rest of the stream of one folder after a manifest; the cursor of part 1 counts the tokens of all."""
     end = manifest.input_end[0]
-    return map(Section.of, _blocks(source, end.position + end.skip_tokens, eot_first=manifest.layout.eot_first))
-
-
-def _blocks(source: ExportSource, start: int, *, eot_first: bool) -> Iterator[TokenBlock]:
-    """Yield the stream from token `start` on, with EOT at its new position. The cursor of part 1 counts the tokens of
-    all parts."""
-    position = start
-    for span in read_with_eot_moved(source, start, eot_first=eot_first):
-        yield TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)
+    position = start = end.position + end.skip_tokens
+    for span in read_with_eot_moved(source, start, eot_first=manifest.layout.eot_first):
+        block = TokenBlock(Cursor(0, position), Cursor(0, position + len(span)), span.tokens, span.eots)
+        yield Section.of(block)
         position += len(span)
     end = Cursor(0, position)
-    yield TokenBlock(end, end, np.empty(0, source.manifest.vocabulary.dtype), NO_POSITIONS, source.counts)
+    # Of all documents, including those left out; manifests of the first version have fewer counts.
+    totals = source.manifest.totals
+    counts = Counts(**{field.name: totals.get(field.name, 0) for field in dataclasses.fields(Counts)})
+    no_tokens = np.empty(0, source.manifest.vocabulary.dtype)
+    yield Section.of(TokenBlock(end, end, no_tokens, NO_POSITIONS, counts))
 
 
 def read_with_eot_moved(

@@ -51,7 +51,13 @@ def make_mix_job(sources: Sequence[ExportSource], config: Config, observer: Obse
     keeps_val = all(getattr(config, name) is None for name in VAL_SETTINGS)
     if keeps_val and all(source.val_documents == 0 for source in sources):
         config = dataclasses.replace(config, val_documents=0)
-    _check_vocabularies(sources)
+    for source in sources:
+        if source.manifest.vocabulary != vocabulary:
+            one, other = show_vocabulary(vocabulary), show_vocabulary(source.manifest.vocabulary)
+            raise InputError(
+                f"{source.store.location} has another vocabulary than {sources[0].store.location}: {other}, not {one}.",
+                "A mix needs a single vocabulary: rebuild one of them with the --tokenizer of the other.",
+            )
     parts, available, val_tokens = [], [], 0
     for source, own in zip(sources, config.part_configs, strict=True):
         part, tokens = _make_part(source, own, keeps_val=keeps_val)
@@ -74,18 +80,6 @@ def make_mix_job(sources: Sequence[ExportSource], config: Config, observer: Obse
         index=config.index,
     )
     return ExportJob(tuple(sources), spec, new, tokens, config.max_tokens, partial(_sections, sources))
-
-
-def _check_vocabularies(sources: Sequence[ExportSource]) -> None:
-    """Raise InputError if folders have different vocabularies."""
-    first = sources[0]
-    for source in sources:
-        if source.manifest.vocabulary != first.manifest.vocabulary:
-            one, other = (show_vocabulary(each.manifest.vocabulary) for each in (first, source))
-            raise InputError(
-                f"{source.store.location} has another vocabulary than {first.store.location}: {other}, not {one}.",
-                "A mix needs a single vocabulary: rebuild one of them with the --tokenizer of the other.",
-            )
 
 
 def _make_part(source: ExportSource, config: Config, *, keeps_val: bool) -> tuple[InputPart, int]:

@@ -26,7 +26,7 @@ from fineweb_shards.formats.text_samples import AUTO, recorded_separators, settl
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.base import Layout
-from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
+from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, OF_DATASET, Config
 from fineweb_shards.run.resources import Budget, plan_budget
 from fineweb_shards.run.tokenizer import find_definition
 from fineweb_shards.sources.discovery import OpenBucket, Search
@@ -36,16 +36,10 @@ from fineweb_shards.sources.source import Parts, Source, open_source
 from fineweb_shards.storage.bucket import UPLOAD_MEMORY_BYTES, is_web, open_remote
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
-from fineweb_shards.storage.place import HubRef
+from fineweb_shards.storage.place import HubRef, InputFile
+from fineweb_shards.store import resume_rules
 from fineweb_shards.store.cleanup import holds_work, refuse_untracked_shards
 from fineweb_shards.store.manifest import FILE_NAME, InputPart, Manifest, divide_settings, has_our_fields, load_manifest
-from fineweb_shards.store.resume_rules import (
-    add_index,
-    check_batch_bytes,
-    check_settings,
-    move_limit,
-    trim_to_whole_files,
-)
 from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.stream.split import SplitRule, make_split_rule
@@ -105,8 +99,7 @@ class Job:
         return self.trial.engine
 
     def with_engine(self, folder: Path) -> Job:
-        """Return the job with its engine. The files of tokenizers other than GPT-2 are saved in `folder`, for workers
-        and later runs."""
+        """Return the job with its engine; the files of other tokenizers than GPT-2's are saved in `folder`."""
         if not self.definition.data or self.trial is not None:
             return self
         vocabulary, trial = self.definition.save(folder), None
@@ -133,25 +126,25 @@ def make_job(config: Config, store: Store, *, begun: Manifest | None = None, obs
     resolve_engine(config.engine)  # fails early if it is not installed
     uploads = UPLOAD_MEMORY_BYTES if store.is_remote else 0
     budget = plan_budget(config.workers, config.max_memory, config.batch_bytes, output.vocabulary, uploads)
-    notes: list[str] = []
+    has_work = begun is not None and holds_work(store, begun)
+    opener = _Opener(output, budget, begun, observer, has_work, [])
     parts: list[Source] = []
     own = config.part_configs
     recorded = begun.parts if begun and len(begun.parts) == len(own) else [None] * len(own)
     for number, (part, before) in enumerate(zip(own, recorded, strict=True), bool(config.parts)):
         with concerning(f"Part {number}" if number else ""):
-            parts.append(_open_part(part, number, output, budget, begun, before, notes, observer))
+            parts.append(opener.open_part(part, number, before))
     val_files = tuple(part.val_files for part in parts)
     if any(val_files):
         output = replace(output, split_rule=SplitRule(val_files=val_files))
     trial = None
     if not definition.data and config.encodes:
         trial = try_engines(config.engine, definition.vocabulary)
-    return Job(config, output, definition, Parts(tuple(parts)), budget, trial, tuple(notes))
+    return Job(config, output, definition, Parts(tuple(parts)), budget, trial, tuple(opener.notes))
 
 
 def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> OutputSpec:
-    """Return the output that the settings describe, or raise UsageError. No files are read, so --val-input is not in
-    its split yet."""
+    """Return the output that the settings describe; --val-input is not in its split yet, as no files are read."""
     config.check()
     layout = get_layout(config.layout)
     shard_tokens, drop = config.shard_tokens or DEFAULT_SHARD_TOKENS, config.last_shard == "drop"
@@ -173,8 +166,7 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
 
 
 def open_manifest(job: Job, *, same_source: bool) -> Manifest:
-    """Return the folder's manifest, checked against this job, or a new one, without versions yet. If nothing is
-    recorded, settings may differ, and the manifest is replaced."""
+    """Return the folder's manifest, checked against this job, or a new one, without versions yet."""
     config = job.config
     settings, _ = divide_settings(config.fingerprint())
     parts = tuple(
@@ -192,7 +184,7 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
         for number, (part, before) in enumerate(zip(job.source.parts, recorded.parts, strict=True), 1):
             with concerning(f"Part {number} ({before.label})" if config.parts else ""):
                 check_same_files(part.files, before.files, same_source=same_source)
-        check_batch_bytes(recorded.quarantined, config.batch_bytes)
+        resume_rules.check_batch_bytes(recorded.quarantined, config.batch_bytes)
 
     return resume_manifest(job.output.store, job.layout, new, check)
 
@@ -201,7 +193,7 @@ def check_resumed_settings(recorded: Manifest, new: Manifest) -> None:
     """Raise ChangedError if settings differ, except --max-tokens, unless it decides what is shuffled."""
     if not recorded.is_shuffled:
         new = replace(new, settings={**new.settings, "max_tokens": recorded.settings["max_tokens"]})
-    check_settings(recorded, new, Config().fingerprint())
+    resume_rules.check_settings(recorded, new, Config().fingerprint())
 
 
 def resume_manifest(store: Store, layout: Layout, new: Manifest, check: Callable[[Manifest], None]) -> Manifest:
@@ -220,8 +212,8 @@ def resume_manifest(store: Store, layout: Layout, new: Manifest, check: Callable
         return new
     # Before trimming drops the records after a lost file: those shards still exist, and a new limit must not be before
     # their end.
-    moved = move_limit(recorded, new.settings["max_tokens"], store)
-    return trim_to_whole_files(add_index(moved, store, asked=new.index), store)
+    moved = resume_rules.move_limit(recorded, new.settings["max_tokens"], store)
+    return resume_rules.trim_to_whole_files(resume_rules.add_index(moved, store, asked=new.index), store)
 
 
 def find_earlier_outputs(open_bucket: OpenBucket) -> Callable[[str], bool]:
@@ -251,73 +243,98 @@ def find_earlier_outputs(open_bucket: OpenBucket) -> Callable[[str], bool]:
     return is_earlier_output
 
 
-def _open_part(
-    config: Config,
-    number: int,
-    output: OutputSpec,
-    budget: Budget,
-    begun: Manifest | None,
-    recorded: InputPart | None,
-    notes: list[str],
-    observer: Observer,
-) -> Source:
-    """Return a part of the input with the settings `config`; `recorded` is its entry in the manifest `begun`. `number`
-    is 0 if it is the only part."""
-    settings = ReadSettings(
-        text_column=config.text_column,
-        tokens_column=config.tokens_column,
-        separator=config.separator,
-        batch_bytes=config.batch_bytes,
-        skip_bad=config.on_bad_file == "skip",
-        vocabulary=output.vocabulary,
-        where=None if config.where is None else parse_where(config.where),
-        sample=RandomSample(config.sample, config.sample_seed) if config.sample < 1 else None,
-        template=None if config.template is None else parse_template(config.template),
-        max_outage_seconds=config.max_outage,
-        largest_page_bytes=budget.largest_page_bytes,
-    )
-    has_work = begun is not None and holds_work(output.store, begun)
-    if config.dataset:
-        source = _open_hub(config, number, settings, output.store, recorded, notes, observer, has_work=has_work)
-    else:
-        source = _open_files(config, settings, output, begun, notes, observer)
-    _refuse_files_without_columns(config, source)
-    source = replace(source, epochs=config.epochs)
-    if config.separator == AUTO:
-        if recorded is not None and has_work:
-            files = recorded_separators(source.files, recorded.files)
+@dataclass(frozen=True)
+class _Opener:
+    """Opens the parts of the input; `begun` is the store's manifest if this is a resume."""
+
+    output: OutputSpec
+    budget: Budget
+    begun: Manifest | None
+    observer: Observer
+    has_work: bool  # whether anything was made with the settings in `begun`
+    notes: list[str]  # from the search for input
+
+    def open_part(self, config: Config, number: int, recorded: InputPart | None) -> Source:
+        """Return a part of the input; `recorded` is its entry in the manifest. The only part has the number 0."""
+        hub = None
+        if config.dataset:
+            files, hub = self._list_dataset(config, number, recorded)
         else:
-            files, note = settle_separators(source.files)
-            notes += [note] if note else []
-        source = replace(source, files=files)
-    return source
+            files = self._find_files(config)
+        settings = ReadSettings(
+            text_column=config.text_column,
+            tokens_column=config.tokens_column,
+            separator=config.separator,
+            batch_bytes=config.batch_bytes,
+            skip_bad=config.on_bad_file == "skip",
+            vocabulary=self.output.vocabulary,
+            where=None if config.where is None else parse_where(config.where),
+            sample=RandomSample(config.sample, config.sample_seed) if config.sample < 1 else None,
+            template=None if config.template is None else parse_template(config.template),
+            max_outage_seconds=config.max_outage,
+            largest_page_bytes=self.budget.largest_page_bytes,
+            hub=hub,
+        )
+        source = replace(open_source(files, settings, self.observer), epochs=config.epochs)
+        _refuse_files_without_columns(config, source)
+        if config.separator != AUTO:
+            return source
+        if recorded is not None and self.has_work:
+            return replace(source, files=recorded_separators(source.files, recorded.files))
+        files, note = settle_separators(source.files)
+        self.notes.extend(filter(None, [note]))
+        return replace(source, files=files)
 
+    def _find_files(self, config: Config) -> tuple[InputFile, ...]:
+        store, layout = self.output.store, self.output.layout
 
-def _open_files(
-    config: Config,
-    settings: ReadSettings,
-    output: OutputSpec,
-    begun: Manifest | None,
-    notes: list[str],
-    observer: Observer,
-) -> Source:
-    def is_output(path: str) -> bool:
-        name = os.path.basename(path)
-        return (name == FILE_NAME or output.layout.owns(name)) and output.store.has_inside(path)
+        def is_output(path: str) -> bool:
+            name = os.path.basename(path)
+            return (name == FILE_NAME or layout.owns(name)) and store.has_inside(path)
 
-    open_bucket = partial(open_remote, max_outage_seconds=config.max_outage, observer=observer)
-    files = find_files(
-        config.input,
-        config.format,
-        is_output,
-        is_earlier_output=find_earlier_outputs(open_bucket),
-        val_inputs=config.val_input,
-        skip_bad=settings.skip_bad,
-        find_separators=config.separator == AUTO and not (begun and begun.shards),
-        note=notes.append,
-        open_bucket=open_bucket,
-    )
-    return open_source(files, settings, observer)
+        open_bucket = partial(open_remote, max_outage_seconds=config.max_outage, observer=self.observer)
+        return find_files(
+            config.input,
+            config.format,
+            is_output,
+            is_earlier_output=find_earlier_outputs(open_bucket),
+            val_inputs=config.val_input,
+            skip_bad=config.on_bad_file == "skip",
+            find_separators=config.separator == AUTO and not (self.begun and self.begun.shards),
+            note=self.notes.append,
+            open_bucket=open_bucket,
+        )
+
+    def _list_dataset(
+        self, config: Config, number: int, recorded: InputPart | None
+    ) -> tuple[tuple[InputFile, ...], HubRef]:
+        """Return the files of a dataset: those in the manifest, unless others are requested, else those on the hub."""
+        check_addresses()
+        quiet_clients()  # both must come before the clients are imported
+        work_folder = self.output.store.folder / WORK_FOLDER
+        listing = None
+        if recorded and recorded.commit and recorded.files and _are_same(config, recorded, *OF_DATASET):
+            listing = Listing.from_manifest(config.dataset, recorded.commit, recorded.files)
+        if listing is None or listing != listing.with_validation(config.val_input):
+            from fineweb_shards.sources.hub_listing import list_dataset
+
+            revision = pinned_commit(config, recorded, has_work=self.has_work) or config.revision
+            retrier = Retrier(config.max_outage, self.observer)
+            search = Search(config.format, note=self.notes.append)
+            listing = list_dataset(config.dataset, config.name, config.split, revision, retrier, work_folder, search)
+            listing = listing.with_validation(config.val_input)
+        hub = HubRef(
+            dataset=config.dataset,
+            name=config.name,
+            hub_split=config.split,
+            commit=listing.commit,
+            work_folder=str(work_folder),
+            keep_downloads=config.keep_downloads,
+        )
+        # Files of two datasets may have the same name.
+        folder = work_folder / DOWNLOAD_FOLDER / (str(number) if number else "")
+        format_name = "" if config.split else config.format
+        return listing.input_files(folder, download=config.download, format_name=format_name), hub
 
 
 def _refuse_files_without_columns(config: Config, source: Source) -> None:
@@ -337,56 +354,8 @@ def _refuse_files_without_columns(config: Config, source: Source) -> None:
                 )
 
 
-def _open_hub(
-    config: Config,
-    number: int,
-    settings: ReadSettings,
-    store: Store,
-    recorded: InputPart | None,
-    notes: list[str],
-    observer: Observer,
-    *,
-    has_work: bool,
-) -> Source:
-    check_addresses()
-    quiet_clients()  # both must come before the clients are imported
-    work_folder = store.folder / WORK_FOLDER
-    listing = _recorded_listing(config, recorded)
-    if listing is None:
-        from fineweb_shards.sources.hub_listing import list_dataset
-
-        revision = pinned_commit(config, recorded, has_work=has_work) or config.revision
-        retrier = Retrier(config.max_outage, observer)
-        search = Search(config.format, note=notes.append)
-        listing = list_dataset(config.dataset, config.name, config.split, revision, retrier, work_folder, search)
-        listing = listing.with_validation(config.val_input)
-    hub = HubRef(
-        dataset=config.dataset,
-        name=config.name,
-        hub_split=config.split,
-        commit=listing.commit,
-        work_folder=str(work_folder),
-        keep_downloads=config.keep_downloads,
-    )
-    # Files of two datasets may have the same name.
-    folder = work_folder / DOWNLOAD_FOLDER / (str(number) if number else "")
-    files = listing.input_files(folder, download=config.download, format_name=config.format if not config.split else "")
-    return open_source(files, replace(settings, hub=hub), observer)
-
-
-def _recorded_listing(config: Config, recorded: InputPart | None) -> Listing | None:
-    """Return the files of a part that the manifest records; None if there are none, or if others are requested."""
-    if recorded is None or recorded.commit is None or not recorded.files:
-        return None
-    if not _are_same(config, recorded, "dataset", "name", "split", "revision"):
-        return None
-    listing = Listing.from_manifest(config.dataset, recorded.commit, recorded.files)
-    return listing if listing == listing.with_validation(config.val_input) else None
-
-
 def pinned_commit(config: Config, recorded: InputPart | None, *, has_work: bool) -> str | None:
-    """Return the dataset's commit from the manifest; None if it has none, or if no shards are recorded and another
-    dataset or revision is requested."""
+    """Return the commit in the manifest; None if nothing was made and another dataset or revision is requested."""
     if recorded is None:
         return None
     return recorded.commit if has_work or _are_same(config, recorded, "dataset", "revision") else None

@@ -19,7 +19,7 @@ from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.store.sidecars import with_sidecars
 from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.mix import MixRule
-from fineweb_shards.stream.split import SplitRule
+from fineweb_shards.stream.split import VAL_SETTINGS, SplitRule
 from fineweb_shards.types import SPLITS, Split
 from fineweb_shards.units import first_few, show_bytes, show_count, show_number_of
 from fineweb_shards.watching.mix_shares import share_rows, shares_in
@@ -31,8 +31,6 @@ _MOST_EXPECTED_FILES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ExpectedFile:
-    """A file that a build will make according to its plan."""
-
     name: str
     split: Split
     tokens: int
@@ -71,26 +69,26 @@ def expect_files(
 def reader_warnings(
     spec: OutputSpec, files: Sequence[SizedFile], *, dropped_tokens: int = 0, made: bool = True
 ) -> list[str]:
-    """Return warnings about these files, each with a next step. `made`: the files exist, so other settings need
-    --fresh."""
+    """Return warnings about these files; if they are `made`, other settings need --fresh."""
     if not files and not dropped_tokens:
         return []
     next_step = "Rerun it with --fresh and" if made else "Choose"
     splits = {file.split for file in files}
-    found = []
-    if "train" not in splits:
-        found.append(_missing_training(spec, files, dropped_tokens, next_step))
+    found = spec.layout.warnings(files, spec.gpus)
     if "val" not in splits and "val" in spec.layout.missing_split_errors:  # the reader needs one
-        found.append(_missing_validation(spec, files, next_step))
-    return found + spec.layout.warnings(files, spec.gpus)
+        found = [_missing_validation(spec, files, next_step), *found]
+    if "train" not in splits:
+        found = [_missing_training(spec, files, dropped_tokens, next_step), *found]
+    return found
 
 
 def training_error(
     spec: OutputSpec, config: Config, tokens: int, documents: int = 1, *, about: bool = False
 ) -> NoTrainingError | None:
-    """Return the error if by default, without any setting, validation would take a whole stream of `tokens` tokens
-    (`about`: an estimate)."""
-    if not config.leaves_validation_to_layout or not 2 <= tokens <= spec.split_rule.val_tokens:
+    """Return the error if by default validation would take a whole stream of `tokens` tokens (`about`: estimated)."""
+    chosen = [getattr(config, name) for name in ("shard_tokens", *VAL_SETTINGS)]
+    is_default = all(value is None for value in chosen) and not config.val_input
+    if not is_default or not 2 <= tokens <= spec.split_rule.val_tokens:
         return None
     val = _rounded(tokens // 10)
     for part in (10, 4, 2):  # a tenth for validation, more if the reader needs it
@@ -166,9 +164,6 @@ def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step:
     else:
         share = f"a share of one in {float(1 / spec.split_rule.val_ratio):,.0f}"
         cause = f"of {show_number_of(documents, 'document')}, {share} selects none"
-        if documents > 1:  # the smallest round ratio that selects at least one
-            scale = 10 ** len(str(documents - 1))
-            remedy = f"--val-ratio {-(-scale // documents) / scale:g} or {remedy}"
     return f"There is nothing for validation: {cause}; {failure}. {next_step} {remedy}."
 
 
@@ -186,8 +181,7 @@ def result_lines(
     notes: Sequence[str] = (),
     closing: Sequence[str] = (),
 ) -> list[str]:
-    """Return lines that say where the files are, what they hold and how to load them, with the caller's lines in
-    between. Warnings come last, where people notice them."""
+    """Return lines about the files and how to load them; warnings come last, where people notice them."""
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
     kind = "files" if spec.layout.one_file else "shards"
     val = tokens_of(manifest.shards, "val")
@@ -218,18 +212,13 @@ def output_notes(spec: OutputSpec, manifest: Manifest) -> list[str]:
 
 
 def output_warnings(spec: OutputSpec, manifest: Manifest) -> list[str]:
-    """Return warnings about problems that the loader will have with these files."""
     dropped = manifest.totals["dropped_tokens"]
     finished = with_sidecars(manifest, {record.name for record in manifest.shards})
     empty = empty_part_error(manifest.mix, shares_in(manifest))
-    return [
-        *(
-            [f"{empty.message} {empty.hint[:-1]}; start over with --fresh."]
-            if empty
-            else reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped)
-        ),
-        *stray_warnings(spec.store, spec.layout, finished),
-    ]
+    found = reader_warnings(spec, list_files(manifest.shards), dropped_tokens=dropped)
+    if empty:
+        found = [f"{empty.message} {empty.hint[:-1]}; start over with --fresh."]
+    return found + stray_warnings(spec.store, spec.layout, finished)
 
 
 def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
@@ -238,9 +227,8 @@ def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
         return []
     names = [file.name for file in list_files(manifest.shards)]
     store, vocabulary = spec.store, spec.vocabulary
-    if not store.is_remote:
-        lines = spec.layout.loader_lines(store.location, names, vocabulary)
-    else:
+    folder, lines = store.location, []
+    if store.is_remote:
         command, folder = copy_command(BucketAddress.parse(store.location))
         lines = [
             "from fineweb_shards.loader import ShardLoader  # fetches shards as needed",
@@ -248,6 +236,6 @@ def training_lines(spec: OutputSpec, manifest: Manifest) -> list[str]:
             "",
             "# for a trainer that reads local files, copy them first:",
             command,
-            *spec.layout.loader_lines(folder, names, vocabulary),
         ]
+    lines += spec.layout.loader_lines(folder, names, vocabulary)
     return ["", "To train on them:", "", *(f"    {line}".rstrip() for line in lines)]

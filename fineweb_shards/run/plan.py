@@ -20,13 +20,12 @@ from fineweb_shards.formats.registry import FORMATS
 from fineweb_shards.run.estimate import QUICK_SAMPLE_BYTES, Extent, measure_extent, take_sample
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.output_text import training_error
-from fineweb_shards.run.resources import DiskNeed, Rest, check_needs, find_needs
+from fineweb_shards.run.resources import DiskNeed, Rest, find_needs
 from fineweb_shards.run.shuffle import empty_piles
 from fineweb_shards.sources.source import Source
 from fineweb_shards.storage.place import HUB_ON_DISK
 from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.stream.shuffle import PileState
-from fineweb_shards.system.machine import busy_cores
 from fineweb_shards.types import Cursor, Cursors
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.run_files import second_pass_seconds
@@ -64,8 +63,6 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a build will do and need."""
-
     job: Job
     extent: Extent
     part_extents: tuple[Extent, ...]  # of what each part has, read once
@@ -76,18 +73,14 @@ class Plan:
     read_bytes: int  # of the input, by all runs together: less with --max-tokens, more with epochs
     bytes_to_fetch: int  # still, in whole batches; an estimate unless all of the input is left
     done_tokens: int = 0  # in finished shards
-    fetched_bytes: int = 0  # over the network, for this plan
-    busy_cores: float = 0.0  # in use by other programs, before the build
     piles: PileState | None = None  # of a shuffle: the progress of its first pass
 
     @property
     def tokens_left(self) -> int | None:
-        """How many tokens are still to be made."""
         return None if self.extent.tokens is None else max(0, self.extent.tokens - self.done_tokens)
 
     @property
     def output_bytes(self) -> int | None:
-        """The size of the shards that are still to be written."""
         left = self.tokens_left
         return None if left is None else self.job.output.shard_format.size_bytes(left)
 
@@ -112,14 +105,9 @@ class Plan:
         for part, one in zip(job.source.parts, self.part_extents, strict=True):
             val_bytes = sum(file.size_bytes for file in part.files[: part.val_files])
             val_tokens += (one.tokens or 0) * val_bytes / max(1, part.size_bytes)
-        rest = Rest(
-            extent.tokens,
-            extent.documents or 0,
-            self.done_tokens,
-            job.budget.workers,
-            self.piles,
-            min(extent.tokens, round(val_tokens)),
-        )
+        val = min(extent.tokens, round(val_tokens))
+        documents, workers = extent.documents or 0, job.budget.workers
+        rest = Rest(extent.tokens, documents, self.done_tokens, workers, self.piles, val)
         return find_needs(job.output, job.config.pile_folder, rest)
 
     @property
@@ -141,10 +129,12 @@ def make_plan(
     config = job.config
     with contextlib.closing(job.source.reopened()) as source:
         opened, starts = replace(job, source=source), start or source.starts
-        measure = _measure_part
-        if piles is not None and piles.ended and not trial_seconds:  # the input is no longer needed
-            measure = _know_nothing
-        parts = [measure(opened, number, first, trial_seconds) for number, first in enumerate(starts)]
+        if piles is not None and piles.ended and not trial_seconds:
+            # The input is no longer needed, and it may be on a hub that can't be reached now.
+            none, unknown = Extent(0, 0, exact=True), Extent(None, None, exact=False)
+            parts = [_MeasuredPart(none, unknown, 1, one.read_bytes, 0, 1.0, [], [], 0.0) for one in source.parts]
+        else:
+            parts = [_measure_part(opened, number, first, trial_seconds) for number, first in enumerate(starts)]
     forecast, taken = _take_from(parts, config.mix, config.max_tokens)
     extent = functools.reduce(operator.add, taken)
     if forecast.cut:
@@ -162,7 +152,8 @@ def make_plan(
     read_bytes = to_fetch = 0
     tokens, seconds = 0, 0.0  # of the parts that are read, with one worker
     for part, one in zip(parts, taken, strict=True):
-        share, batches = part.share_of(one), part.whole.batches
+        whole, batches = part.whole.tokens, part.whole.batches
+        share = one.tokens / whole if whole and one.tokens is not None else 1.0
         read_bytes += round(share * part.size_bytes)
         left = max(0.0, share - part.passed)
         left_bytes = round((math.ceil(left * batches) / batches if batches else left) * part.size_bytes)
@@ -171,27 +162,17 @@ def make_plan(
             is_known = one.tokens is not None and part.tokens_per_second
             seconds += (one.tokens or 0) / part.tokens_per_second if is_known else math.inf
             tokens += one.tokens or 0
-    alone = tokens / seconds if seconds else 0.0
+    extents = tuple(part.val + part.train for part in parts)
+    rows = [row for part in parts for row in part.separator_rows]
+    texts = [text for part in parts for text in part.first_documents]
+    speed = (tokens / seconds if seconds else 0.0) * job.budget.workers * _PARALLEL_EFFICIENCY
     return Plan(
-        job,
-        extent,
-        tuple(part.val + part.train for part in parts),
-        forecast,
-        [row for part in parts for row in part.separator_rows],
-        [text for part in parts for text in part.first_documents],
-        alone * job.budget.workers * _PARALLEL_EFFICIENCY or None,
-        read_bytes,
-        to_fetch,
-        done_tokens,
-        busy_cores=busy_cores(),
-        piles=piles,
+        job, extent, extents, forecast, rows, texts, speed or None, read_bytes, to_fetch, done_tokens, piles=piles
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredPart:
-    """What is known about a part of the input."""
-
     val: Extent  # files for validation, where they are counted separately
     train: Extent  # the others, once
     epochs: int
@@ -205,11 +186,6 @@ class _MeasuredPart:
     @property
     def whole(self) -> Extent:
         return self.val + self.train.scaled(self.epochs)
-
-    def share_of(self, extent: Extent) -> float:
-        """Return which share of the part `extent` is; 1 if unknown."""
-        tokens = self.whole.tokens
-        return extent.tokens / tokens if tokens and extent.tokens is not None else 1.0
 
 
 def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) -> _MeasuredPart:
@@ -229,33 +205,19 @@ def _measure_part(job: Job, number: int, start: Cursor, trial_seconds: float) ->
         for files in (part.files[:val_files], part.files[val_files:])
     )
     bytes_before = sum(part.file(number).size_bytes for number in range(start.file))
+    passed = part.share_before(start) or bytes_before / max(1, part.read_bytes)
+    size_bytes, most_bytes = part.read_bytes, most_fetched_bytes(part)
+    rows = sample.separator_rows()
     speed, documents = 0.0, []
     if trial_seconds:
         parts = len(job.source.parts)
         large = take_sample(job, number, _SAMPLE_BYTES // parts, first, download=False)
         speed, documents = large.tokens_per_second(trial_seconds / parts, own.sample) or 0.0, large.show_documents()
-    return _MeasuredPart(
-        val,
-        train,
-        own.epochs,
-        part.read_bytes,
-        most_fetched_bytes(part),
-        part.share_before(start) or bytes_before / max(1, part.read_bytes),
-        sample.separator_rows(),
-        documents,
-        speed,
-    )
-
-
-def _know_nothing(job: Job, number: int, start: Cursor, trial_seconds: float) -> _MeasuredPart:
-    """Leave a part of the input alone: it may be on a hub that can't be reached now."""
-    part, unknown = job.source.parts[number], Extent(None, None, exact=False)
-    return _MeasuredPart(Extent(0, 0, exact=True), unknown, 1, part.read_bytes, 0, 1.0, [], [], 0.0)
+    return _MeasuredPart(val, train, own.epochs, size_bytes, most_bytes, passed, rows, documents, speed)
 
 
 def most_fetched_bytes(part: Source) -> int:
-    """Return how much a run may have to fetch for a part: nothing if its files are local; downloaded files count once,
-    whatever the epochs."""
+    """Return how much a run may have to fetch for a part; downloaded files count once, whatever the epochs."""
     if not part.costs_requests:
         return 0
     return part.size_bytes if all(file.place == HUB_ON_DISK for file in part.files) else part.read_bytes
@@ -321,14 +283,8 @@ def forecast_parts(
     return Forecast(tuple(available), tuple(taken), tuple(ends), cut=not is_over and not is_endless)
 
 
-def check_disk(plan: Plan) -> None:
-    """Raise DiskFullError if a disk can't hold what is to be written."""
-    check_needs(plan.disk_needs, plan.job.output, exact=plan.extent.exact)
-
-
 def split_error(plan: Plan) -> NoTrainingError | None:
-    """Return the error if nothing would certainly be left to train on. An estimate is not enough: then the end of the
-    stream decides."""
+    """Return the error if certainly nothing would be left to train on; otherwise the end of the stream decides."""
     job, extent = plan.job, plan.extent
     files = [
         (file, own.epochs)

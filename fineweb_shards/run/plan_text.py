@@ -1,4 +1,4 @@
-"""Describe a plan in words: the short text at the start of a build. `plan` shows more (commands/build.py)."""
+"""Describe a plan in words. `plan` adds the time and what a build would do (commands/build.py)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from fineweb_shards.run.output_text import expect_files, reader_warnings, stray_
 from fineweb_shards.run.plan import Plan, split_error
 from fineweb_shards.storage.place import STANDARD_INPUT
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.system.machine import usable_cores
+from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import first_few, show_bytes, show_count, show_number_of
 from fineweb_shards.vocabulary import GPT2
 from fineweb_shards.watching.mix_shares import show_share
 
-_BUSY_SHARE = 0.5  # if other programs use this share of the cores, a build is slow
-
 
 def short_lines(plan: Plan) -> list[str]:
-    """Return the plan in a few lines, with warnings, for the start of a build. They also show how a text is split into
-    documents, because nothing does so later."""
-    rows = [*short_rows(plan), *plan.separator_rows]
+    """Return the plan for the start of a build. It shows how a text is split, because nothing does so later."""
+    rows = [row for row in plan_rows(plan) if row[0] != "documents"] + plan.separator_rows
     rows += [("WARNING", warning) for warning in plan_warnings(plan)]
     return [f"{name:<10} {text}" for name, text in rows]
 
@@ -47,18 +44,17 @@ def plan_warnings(plan: Plan) -> list[str]:
     return warnings
 
 
-def short_rows(plan: Plan) -> list[tuple[str, str]]:
-    return [*_input_rows(plan), *_tokenizer_rows(plan.job), *_output_rows(plan), *_machine_rows(plan)]
+def plan_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return rows about the input, the tokens, the files that are made of them, and the machine."""
+    return [*_input_rows(plan), *_tokenizer_rows(plan.job), *_output_rows(plan), _machine_row(plan)]
 
 
 def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     job, source = plan.job, plan.job.source
     fetch = ""
     if job.is_remote:
-        whole = plan.bytes_to_fetch == source.size_bytes
         of_it = " of it" if plan.bytes_to_fetch < source.size_bytes else ""
-        fetch = " to fetch" if whole else f", about {show_bytes(plan.bytes_to_fetch)}{of_it} to fetch"
-        fetch += f", {show_bytes(plan.fetched_bytes)} fetched for this plan" if plan.fetched_bytes else ""
+        fetch = f", about {show_bytes(plan.bytes_to_fetch)}{of_it} to fetch"
     several = len(source.parts) > 1
     if several:
         total = f"{show_number_of(len(source.files), 'file')}, {show_bytes(source.size_bytes)}"
@@ -82,49 +78,28 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
             share = show_share(float(job.config.mix.shares()[number - 1]))
             epochs = f", {config.epochs:,} epochs" if config.epochs > 1 else ""
             yield "weight", f"{config.weight:,} ({share}){epochs}"
-        elif config.epochs > 1:
-            yield "epochs", f"{config.epochs:,}, one after the other"
-        if config.where:
-            yield "kept", f"documents with {config.where}"
-        if config.sample < 1:
-            yield "kept", f"{show_share(config.sample)} of the documents at random (seed {config.sample_seed})"
-        limits = [f"at least {config.min_tokens:,}"] if config.min_tokens else []
-        most = config.max_document_tokens
-        limits += [f"at most {most:,}"] if most is not None else []
-        if limits:
-            yield "kept", f"documents of {' and '.join(limits)} tokens"
     if job.config.mix:
-        yield "mix", _mix_end(plan)
-    if plan.piles is not None:
-        what = "all documents" if job.config.max_tokens is None else "the beginning of the stream, up to --max-tokens"
-        passes = f"in two passes: into {show_number_of(plan.piles.count, 'pile')}, then into shards"
-        yield "shuffle", f"{what}, by seed {job.config.shuffle}, {passes}"
+        yield from _mix_rows(plan, job.config.mix)
     for note in job.notes:
         yield "note", note
 
 
-def _mix_end(plan: Plan) -> str:
-    """Return when a mix ends, and which part runs out first."""
+def _mix_rows(plan: Plan, rule: MixRule) -> Iterator[tuple[str, str]]:
+    """Yield when a mix ends, and how much it takes from each part."""
     forecast, first = plan.forecast, plan.forecast.first_end
     unknown = [f"part {number}" for number, tokens in enumerate(forecast.available, 1) if tokens is None]
     doubt = f", unless {' or '.join(unknown)}, of unknown size, runs out first" if unknown else ""
-    rule = plan.job.config.mix
-    assert rule is not None
-    after = "" if first is None else f"after about {show_count(forecast.ends[first] or 0)} tokens"
-    if first is None:
-        if forecast.cut:
-            return f"until --max-tokens, before any part runs out{doubt}"
-        return "until all parts run out" if rule.until_all else "until a part runs out"
-    if not rule.until_all:
-        return f"until part {first + 1} runs out, {after}{doubt}"
     if forecast.cut:
-        return f"until --max-tokens; part {first + 1} runs out earlier, {after}{doubt}"
-    return f"until all parts run out; part {first + 1} is first, {after}{doubt}"
-
-
-def mix_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield how much the stream takes from each part of a mix."""
-    forecast = plan.forecast
+        yield "mix", f"until --max-tokens{doubt}"
+    elif rule.until_all:
+        yield "mix", "until all parts run out"
+    elif first is None:
+        yield "mix", "until a part runs out"
+    else:
+        yield (
+            "mix",
+            f"until part {first + 1} runs out, after about {show_count(forecast.ends[first] or 0)} tokens{doubt}",
+        )
     columns = zip(forecast.available, forecast.taken, forecast.shares(), forecast.ends, strict=True)
     for number, (available, taken, share, end) in enumerate(columns, 1):
         if taken is None:
@@ -149,20 +124,17 @@ def _tokenizer_rows(job: Job) -> Iterator[tuple[str, str]]:
     if engine and engine.name == vocabulary.reference and job.trial and job.trial.refusals:
         why = printable("; ".join(job.trial.refusals))
         yield "engine", f"{engine.name} itself, which is slow: {why}"
-    elif engine and vocabulary.reference == "sentencepiece":
-        yield "engine", "sentencepiece itself, which is slow: nothing faster produces the same tokens"
 
 
 def _output_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     job, extent, location = plan.job, plan.extent, plan.job.output.store.location
+    yield "documents", show_estimate(extent.documents, exact=extent.documents_exact)
     if extent.tokens is None:
         yield "tokens", show_estimate(None, exact=False)
     else:
         how = "exact, from token_count" if extent.exact else "an estimate"
         if plan.piles is not None and plan.piles.ended:
-            how = "exact, counted in the first pass"
-        if not extent.exact and all(one.exact for one in plan.part_extents):
-            how = "exact to within one document per part"
+            how = "exact"  # counted in the first pass
         yield "tokens", f"{show_estimate(extent.tokens, exact=extent.exact)} ({how})"
         if job.layout.one_file:
             yield "files", f"one per split ({job.layout.name}), in {location}"
@@ -192,24 +164,16 @@ def _disk_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "", f"{size}, in {need.folder}, {show_bytes(need.free_bytes)} free"
 
 
-def _machine_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    config, budget = plan.job.config, plan.job.budget
-    memory, engine = show_bytes(budget.memory_bytes), plan.job.engine
+def _machine_row(plan: Plan) -> tuple[str, str]:
+    budget, engine = plan.job.budget, plan.job.engine
+    workers = show_number_of(budget.workers, "worker")
+    if budget.wanted_workers is not None and budget.wanted_workers > budget.workers:
+        workers += f" (not {budget.wanted_workers:,}: limited by memory)"
     encoder = f"{engine.name} {engine.installed_version()}" if engine else "no tokenizer"
-    yield "machine", f"{show_number_of(budget.workers, 'worker')}, {encoder}, memory budget {memory}"
-    # Explains why a build is slow on a busy machine.
-    cores, busy = usable_cores(), plan.busy_cores
-    if config.priority == "background" and config.executor == "local" and busy >= cores * _BUSY_SHARE:
-        load = f"other programs want {busy:.1f} of {show_number_of(cores, 'core')}"
-        yield "priority", f"lowest: {load} (or --priority normal)"
-    wanted = budget.wanted_workers
-    if wanted is not None and wanted > budget.workers:
-        fewer = f"{budget.workers} instead of {wanted:,}: limited by {memory} of memory"
-        yield "workers", f"{fewer} (--max-memory)"
+    return "machine", f"{workers}, {encoder}, memory budget {show_bytes(budget.memory_bytes)}"
 
 
 def show_estimate(count: int | None, *, exact: bool) -> str:
-    """Format a count, and whether it is exact."""
     if count is None:
         return "unknown until the end"
     return f"{count:,}" if exact else f"about {show_count(count)}"

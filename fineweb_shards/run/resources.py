@@ -53,8 +53,6 @@ BUDGET_BYTES_PER_CORE = 320 * 2**20  # beyond that
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many workers a run has, and how much memory."""
-
     workers: int
     memory_bytes: int
     window_bytes: int  # the most text in flight
@@ -80,7 +78,16 @@ def plan_budget(
     few workers left. If several come at once, the memory guard holds the others back. `upload_bytes` is what a worker
     needs to send a shard to a bucket.
     """
-    memory = _memory_budget_bytes(max_memory)
+    if max_memory is None:
+        useful = max(MAXIMUM_BUDGET_BYTES, usable_cores() * BUDGET_BYTES_PER_CORE)
+        memory = min(available_memory_bytes() // BUDGET_SHARE, useful)
+    else:
+        memory, smallest = max_memory, min(memory_limits(), key=lambda limit: limit.total_bytes)
+        if memory > smallest.total_bytes:
+            raise UsageError(
+                f"--max-memory {show_bytes(memory)}: {smallest.name} has {show_bytes(smallest.total_bytes)}.",
+                "Leave it out to use a quarter of what is available, or name less than that.",
+            )
     wanted = workers or usable_cores()
     least_window = 2 * batch_bytes
     reserved = PARENT_BYTES
@@ -91,28 +98,13 @@ def plan_budget(
     if fitting < 1:
         needed = reserved + worker_bytes + least_window * COPIES
         found = "A memory budget of" if max_memory is None else "--max-memory"
-        hint = "Give more with --max-memory, close other programs, or use a smaller --batch-bytes."
-        if max_memory and max_memory < 2**20:  # the unit was forgotten
-            unit = "MiB" if max_memory * 2**20 >= needed else "GiB"
-            hint = f"Did you mean --max-memory {max_memory}{unit}? A number without a unit counts bytes."
-        raise UsageError(f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.", hint)
+        raise UsageError(
+            f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.",
+            "Give more, such as --max-memory 2GiB, close other programs, or use a smaller --batch-bytes.",
+        )
     window = (memory - reserved - fitting * worker_bytes) // COPIES
     useful = max(MAXIMUM_WINDOW_BYTES, least_window, fitting * _BATCHES_PER_WORKER * batch_bytes)
     return Budget(fitting, memory, min(window, useful), workers)
-
-
-def _memory_budget_bytes(max_memory: int | None) -> int:
-    """Return the requested budget after checking that it exists, or by default a share of the available memory."""
-    if max_memory is None:
-        useful = max(MAXIMUM_BUDGET_BYTES, usable_cores() * BUDGET_BYTES_PER_CORE)
-        return min(available_memory_bytes() // BUDGET_SHARE, useful)
-    smallest = min(memory_limits(), key=lambda limit: limit.total_bytes)
-    if max_memory > smallest.total_bytes:
-        raise UsageError(
-            f"--max-memory {show_bytes(max_memory)}: {smallest.name} has {show_bytes(smallest.total_bytes)}.",
-            "Leave it out to use a quarter of what is available, or name less than that.",
-        )
-    return max_memory
 
 
 _ESTIMATE_TOLERANCE = 0.9
@@ -120,8 +112,6 @@ _ESTIMATE_TOLERANCE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """How much of a stream is still to be written."""
-
     tokens: int  # of the whole stream
     documents: int
     done_tokens: int  # in finished shards
@@ -138,11 +128,6 @@ class DiskNeed:
     size_bytes: int
     pile_bytes: int  # of these, for the piles of a shuffle
     free_bytes: int
-
-    @property
-    def what(self) -> str:
-        shards = ["the shards"] if self.size_bytes > self.pile_bytes or not self.pile_bytes else []
-        return " and ".join([*["the piles of the shuffle"] * (self.pile_bytes > 0), *shards])
 
 
 def find_needs(spec: OutputSpec, pile_folder: Path, rest: Rest) -> list[DiskNeed]:
@@ -173,8 +158,7 @@ def find_needs(spec: OutputSpec, pile_folder: Path, rest: Rest) -> list[DiskNeed
 
 
 def check_needs(needs: Iterable[DiskNeed], spec: OutputSpec, *, exact: bool, has_limit: bool = True) -> None:
-    """Raise DiskFullError if a disk is too small. An estimated size is first reduced by 10 %. `has_limit`: --max-tokens
-    can be given."""
+    """Raise DiskFullError if a disk is too small, with a tolerance for estimates. `has_limit`: --max-tokens applies."""
     about, remark = ("", "") if exact else ("about ", " (an estimate)")
     for need in needs:
         needed, free = need.size_bytes, need.free_bytes
@@ -183,10 +167,11 @@ def check_needs(needs: Iterable[DiskNeed], spec: OutputSpec, *, exact: bool, has
         place = "--out or --scratch" if need.pile_bytes else "--out"
         if spec.store.is_remote or need.folder != spec.folder:
             place = "--scratch"
+        what = ["the piles of the shuffle"] if need.pile_bytes else []
+        what += ["the shards"] if needed > need.pile_bytes or not need.pile_bytes else []
+        limit = ", or end earlier with --max-tokens" if has_limit else ""
         raise DiskFullError(
-            f"{need.folder}: {need.what} need {about}{show_bytes(needed)}{remark}, {show_bytes(free)} "
+            f"{need.folder}: {' and '.join(what)} need {about}{show_bytes(needed)}{remark}, {show_bytes(free)} "
             f"are free: {about}{show_bytes(needed - free)} are missing.",
-            f"Free some space, choose another {place}, or end earlier with --max-tokens."
-            if has_limit
-            else f"Free some space, or choose another {place}.",
+            f"Free some space, choose another {place}{limit}.",
         )

@@ -40,8 +40,7 @@ _EARLY_SHARE = 0.9  # a part that has less than this share of its planned tokens
 def write_stream(
     sections: Iterable[Section], packer: Packer, output: Output | PileOutput, on_slice: Callable[[ShardSlice], None]
 ) -> None:
-    """Cut a stream into slices and have them written, up to its end or to the limit of `packer`. `on_slice` is called
-    before each is placed."""
+    """Cut a stream into slices and have them written; `on_slice` is called before each is placed."""
 
     def watched(slices: Iterable[ShardSlice]) -> Iterator[ShardSlice]:
         for part in slices:

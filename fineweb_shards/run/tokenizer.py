@@ -18,7 +18,7 @@ from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers.builtin_vocabularies import BUILTINS, BuiltinVocabulary
 from fineweb_shards.tokenizers.definition import GPT2_DEFINITION, Definition, read_definition
 from fineweb_shards.tokenizers.vocabulary_files import format_ranks, load_definition, load_gpt2_ranks
-from fineweb_shards.vocabulary import GPT2
+from fineweb_shards.vocabulary import GPT2, Vocabulary
 
 # Tokenizer files in a folder or repository, the most complete first.
 _FILE_NAMES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model", "qwen.tiktoken")
@@ -26,9 +26,9 @@ _LARGEST_BYTES = 2**28
 
 
 def find_definition(config: Config, begun: Manifest | None, observer: Observer) -> Definition:
-    """Return the tokenizer of the settings; UsageError or InputError if there is none. `begun` is the manifest if this
-    is a resume."""
-    wanted, known = config.tokenizer, BUILTINS.get(config.tokenizer)
+    """Return the tokenizer of the settings. `begun` is the manifest if this is a resume."""
+    name = wanted = config.tokenizer
+    known, path = BUILTINS.get(wanted), Path(os.path.expanduser(wanted))
     if wanted == GPT2.name and not config.eot and not config.pattern:
         return GPT2_DEFINITION
     if known is not None and config.pattern:
@@ -36,24 +36,26 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
             f"--pattern {config.pattern}: the tokenizer {wanted} has its own pattern.",
             "Leave it out, or name a rank file with --tokenizer.",
         )
+    # A name with a slash is a model on the hub, or a misspelt path.
+    owner, _, rest = wanted.partition("/")
+    looks_like_path = wanted.startswith((".", "/", "~")) or wanted.endswith((".json", ".model", ".tiktoken"))
+    is_path = looks_like_path or os.path.isdir(owner) or os.path.exists(path)
+    is_model = bool(owner and rest) and "/" not in rest and not is_path
     if wanted == GPT2.name:
-        data, name = format_ranks(load_gpt2_ranks()), wanted
+        data = format_ranks(load_gpt2_ranks())
+    elif begun and (known or is_model) and (recorded := _recorded(wanted, begun.vocabulary)):
+        data, name = recorded, begun.vocabulary.name
     elif known is not None:
-        data = _recorded(wanted, begun) or _fetch_known(wanted, known, config, observer)
-        name = wanted
-    elif os.path.exists(os.path.expanduser(wanted)):
-        data, name = _read_file(Path(os.path.expanduser(wanted)))
-    elif _may_be_model(wanted):
-        recorded = _recorded(wanted, begun)
-        if recorded and begun:
-            data, name = recorded, begun.vocabulary.name
-        else:
-            repository, _, revision = wanted.partition("@")
-            data, commit = _fetch(repository, revision, _FILE_NAMES, config, observer)
-            name = f"{repository}@{commit}"
+        data = _fetch_known(wanted, known, config, observer)
+    elif is_model:
+        repository, _, revision = wanted.partition("@")
+        data, commit = _fetch(repository, revision, _FILE_NAMES, config, observer)
+        name = f"{repository}@{commit}"
+    elif os.path.exists(path):
+        data, name = _read_file(path)
     else:
         # List all names: gpt4 looks like gpt2, but means cl100k_base.
-        names = [f"{name} ({rank.used_by})" if rank.used_by else name for name, rank in BUILTINS.items()]
+        names = [f"{one} ({rank.used_by})" if rank.used_by else one for one, rank in BUILTINS.items()]
         hint = f"Name a file, one of {', '.join(names)}, or a model on the hub as ORG/NAME."
         raise UsageError(
             f"--tokenizer {wanted}: there is no such file or name.",
@@ -62,30 +64,18 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
     return read_definition(data, name, pattern=config.pattern, eot=config.eot)
 
 
-def _may_be_model(wanted: str) -> bool:
-    """Return whether this may be a model on the hub, and not a misspelt path."""
-    owner, _, rest = wanted.partition("/")
-    looks_like_path = wanted.startswith((".", "/", "~")) or wanted.endswith((".json", ".model", ".tiktoken"))
-    return bool(owner and rest) and "/" not in rest and not looks_like_path and not os.path.isdir(owner)
-
-
-def _recorded(wanted: str, begun: Manifest | None) -> bytes | None:
-    """Return the tokenizer file in the output folder if it matches `wanted`: its name, and if a revision is given, its
-    commit."""
-    if begun is None:
-        return None
-    # A model is recorded with its commit; without a revision any commit matches.
-    recorded, (repository, _, commit) = begun.vocabulary.name, begun.vocabulary.name.partition("@")
-    if recorded != wanted and not (commit and repository == wanted):
+def _recorded(wanted: str, vocabulary: Vocabulary) -> bytes | None:
+    """Return the tokenizer file in the output folder if it matches the name, and the revision if one is given."""
+    repository, _, commit = vocabulary.name.partition("@")
+    if vocabulary.name != wanted and not (commit and repository == wanted):
         return None
     try:
-        return load_definition(begun.vocabulary)
+        return load_definition(vocabulary)
     except UsageError:
         return None
 
 
 def _read_file(path: Path) -> tuple[bytes, str]:
-    """Read a tokenizer file, or the one in a folder."""
     try:
         if path.is_dir():
             inside = next((path / name for name in _FILE_NAMES if (path / name).is_file()), None)

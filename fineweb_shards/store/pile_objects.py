@@ -72,5 +72,5 @@ def _find_blocks(store: Store) -> tuple[dict[int, str], dict[str, int]]:
     """Return the names of the objects whose block of the list is there, by its position, and all sizes."""
     names = store.list_names(OBJECTS)
     listed = sorted(name.removesuffix(_LIST_END) for name in names if name.endswith(_LIST_END))
-    sizes = store.all_named_bytes(f"{OBJECTS}/{name}" for name in names)
+    sizes = store.named_bytes(f"{OBJECTS}/{name}" for name in names)
     return {int(name.partition("-")[0]): name for name in listed}, sizes

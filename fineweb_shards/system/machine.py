@@ -150,14 +150,6 @@ def environment(values: Mapping[str, str], remove: Iterable[str] = ()) -> Iterat
             os.environ.pop(name, None)
 
 
-def busy_cores() -> float:
-    """Return the load of the last minute: the number of cores that all programs wanted; 0 if unknown."""
-    try:
-        return os.getloadavg()[0]
-    except (OSError, AttributeError):  # Windows has none
-        return 0.0
-
-
 def offer_to_oom_killer() -> None:
     """Make this process the kernel's first choice when memory runs out: a killed worker is replaced."""
     with contextlib.suppress(OSError):  # not Linux, or not allowed

@@ -1,6 +1,6 @@
 """Commands for the user to paste: the typed one, to resume it, and one that installs a package.
 
-They name the program so that they work: `fineweb-shards` if the shell finds it, else the path it was started by.
+They name the program so that they work: `fineweb-shards` if the shell finds the one that runs, else this Python.
 """
 
 from __future__ import annotations
@@ -48,15 +48,11 @@ def take_typed_command(words: list[str]) -> TypedCommand:
 
 def program(*, absolute: bool = False) -> str:
     """Return the command that starts this program from the current folder; with `absolute`, from any folder."""
-    shown = Path.absolute if absolute else relative_path
-    script = Path(sys.argv[0])
-    if script.stem == PROGRAM and script.is_file():
-        found = shutil.which(PROGRAM)
-        on_path = found is not None and os.path.samefile(found, script)
-        return PROGRAM if on_path else shlex.quote(str(shown(script)))
-    typed = sys.orig_argv[0] if sys.orig_argv else ""
-    python = typed if os.sep in typed else sys.executable
-    return f"{shlex.quote(str(shown(Path(python))))} -m fineweb_shards"
+    script, found = sys.argv[0], shutil.which(PROGRAM)
+    if found is not None and os.path.exists(script) and os.path.samefile(found, script):
+        return PROGRAM
+    python = Path(sys.executable)
+    return f"{shlex.quote(str(python.absolute() if absolute else relative_path(python)))} -m fineweb_shards"
 
 
 def runnable_here(command: str, *, absolute: bool = False) -> str | None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.commands import targets as bundled
+from fineweb_shards.commands import arguments as bundled
+from fineweb_shards.commands.arguments import read_config, read_store
 from fineweb_shards.commands.main import main, parse
-from fineweb_shards.commands.targets import read_config, read_store
 from fineweb_shards.errors import UsageError
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.resources import plan_budget
 from fineweb_shards.store.folder_store import FolderStore
+from fineweb_shards.units import show_number_of
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ["build", "small.txt", "--out", "o"]
@@ -121,8 +122,8 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         (["build", "user/data", "--out", "o"], "user/data: no such file", "--dataset user/data"),
         (["build", "smal.txt", "--out", "o"], "smal.txt: no such file or folder", "Did you mean small.txt?"),
         (["build", "nowhere.csv", "--out", "o"], "no such file or folder", "Name a file, a folder or a glob"),
-        (["build", "demo", "small.txt"], "a sample or TOML file must be the only target", "--input small.txt"),
-        (["build", "demo", "--config", "demo"], "given twice", "only one"),
+        (["build", "demo", "small.txt"], "a sample or TOML file must be the only target", "demo --input PATH"),
+        (["build", "demo", "--config", "demo"], "must be the only target", "demo --input PATH"),
         (["build", "small.txt", "--input", "small.txt"], "given twice", "only one"),
         (["build", "nowhere.toml"], "nowhere.toml: no such TOML file", "The samples are"),
         (["build", "--config", "smal.toml"], "no such TOML file", "mean small.toml?"),
@@ -146,14 +147,14 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         ([*SMALL, "--max-memory", "900TiB"], "--max-memory 989.6 TB: the ", "Leave it out"),
         ([*SMALL, "--max-memory", "10MB"], "--max-memory 10.0 MB is too small", "Give more"),
         ([*SMALL, "--max-memory", "0"], "--max-memory 0 bytes is too small", "Give more"),
-        ([*SMALL, "--max-memory", "2"], "--max-memory 2 bytes is too", "Did you mean --max-memory 2GiB?"),
-        ([*SMALL, "--max-memory", "900"], "--max-memory 900 bytes is", "Did you mean --max-memory 900MiB?"),
+        ([*SMALL, "--max-memory", "2"], "--max-memory 2 bytes is too", "such as --max-memory 2GiB"),
+        ([*SMALL, "--max-memory", "900"], "--max-memory 900 bytes is", "such as --max-memory 2GiB"),
         ([*SMALL, "--tokenizer", "gpt4"], "--tokenizer gpt4: there is no such file or name",
          "one of gpt2, cl100k_base (GPT-4), o200k_base (GPT-4o), llama3, qwen"),
         ([*SMALL, "--val-ratio", "5"], "--val-ratio 5: must be from 0", "5%"),
-        ([*SMALL, "--name", "x"], "--name x names a config", "--dataset"),
-        ([*SMALL, "--split", "test"], "--split test names a split of a dataset", "--dataset"),
-        ([*SMALL, "--revision", "v1"], "--revision v1 names a revision of a dataset", "--dataset"),
+        ([*SMALL, "--name", "x"], "--name x: only with --dataset.", "--dataset"),
+        ([*SMALL, "--split", "test"], "--split test: only with --dataset.", "--dataset"),
+        ([*SMALL, "--revision", "v1"], "--revision v1: only with --dataset.", "--dataset"),
         ([*SMALL, "--priority", "norml"],
          "--priority: 'norml' is not one of background, normal (did you mean normal?)", "--help"),
         (["status"], "DIR is missing", "--help"),
@@ -181,8 +182,8 @@ def test_mistakes_are_told_with_what_was_meant(
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ('verify = "false"', "verify = 'false': must be true or false", "verify = false"),
-        ("download = 1", "download = 1: must be true or false", "download = true"),
+        ('verify = "false"', "verify = 'false': must be true or false, without quotes", "--help"),
+        ("download = 1", "download = 1: must be true or false", "--help"),
         ("shard_token = 5", "unknown key 'shard_token'", "Did you mean shard_tokens?"),
         ("[tool]\nx = 1", "unknown key 'tool'", "--help"),
         ("on_bad_file = 'skp'", "on_bad_file: 'skp' is not one of stop, skip (did you mean skip?)", "--help"),
@@ -225,4 +226,5 @@ def test_fewer_workers_than_asked_for_are_told(capsys: pytest.CaptureFixture[str
     assert budget.workers < 5
     many = ["--workers", "1000", "--max-memory", "1GiB"]
     assert main(["plan", "small.txt", "--out", "o", "--shard-tokens", "100", *many]) == 0
-    assert f"workers    {budget.workers} instead of 1,000: limited by 1.1 GB of memory" in capsys.readouterr().out
+    workers = show_number_of(budget.workers, "worker")
+    assert f"machine    {workers} (not 1,000: limited by memory), " in capsys.readouterr().out

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import random
-import subprocess
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import cache
@@ -317,7 +316,7 @@ def test_nothing_is_kept(tmp_path: Path) -> None:
     words = ["build", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--shard-tokens", "100M"]
     done = inline.run_command(*words, "--where", "scroe > 3")
     assert done.returncode == 3
-    assert "No document was kept, so there is no shard." in done.stderr
+    assert "or none was kept, so there is no shard." in done.stderr
     assert "Left out: 300 documents without a value that --where needs." in done.stdout
     assert inline.run_command(*words, "--where", "score > 3").returncode == 0
     done = inline.run_command(*words, "--where", "score > 4")
@@ -366,11 +365,6 @@ def test_plans(tmp_path: Path) -> None:
         assert not guess.exact
         assert guess.tokens == pytest.approx(extent.tokens, rel=0.25)
         assert guess.documents == pytest.approx(extent.documents, rel=0.25)
-    done: subprocess.CompletedProcess[str] = inline.run_command(
-        "plan", path, "--out", tmp_path / "out", "--where", WHERE, "--min-tokens", "20"
-    )
-    assert f"kept       documents with {WHERE}\n" in done.stdout
-    assert "kept       documents of at least 20 tokens\n" in done.stdout
 
 
 def test_the_report_tells_what_was_left_out(tmp_path: Path) -> None:

@@ -357,7 +357,7 @@ def test_an_export_closes_its_piles_before_they_are_removed(tmp_path: Path, monk
         opened.extend(os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())
         return read(*arguments)
 
-    monkeypatch.setattr("fineweb_shards.run.export.read_piles", look)
+    monkeypatch.setattr("fineweb_shards.run.shuffle.read_piles", look)
     runs.build_inline(tmp_path / "built", path, shard_tokens=2000)
     assert inline.run_command("export", tmp_path / "built", "--out", tmp_path / "out", *WORDS[:4]).returncode == 0
     assert opened
@@ -412,8 +412,8 @@ def test_piles_are_in_the_scratch_folder_and_removed(tmp_path: Path, monkeypatch
         assert is_locked(config.pile_folder.parent.parent)
 
     removed = shuffle.remove_piles
-    monkeypatch.setattr("fineweb_shards.run.build.make_piles", make)
-    monkeypatch.setattr("fineweb_shards.run.build.remove_piles", remove)
+    monkeypatch.setattr("fineweb_shards.run.shuffle.make_piles", make)
+    monkeypatch.setattr("fineweb_shards.run.shuffle.remove_piles", remove)
     words = ["build", "--input", path, "--out", out, "--shuffle", 1, "--shard-tokens", 2000, "--scratch", scratch]
     for _ in range(2):  # also a run that finds everything done leaves nothing
         assert inline.run_command(*words).returncode == 0
@@ -516,7 +516,7 @@ def test_damage_to_the_list_in_the_second_pass_is_noticed(
 
     second_pass = shuffle.second_pass
     with monkeypatch.context() as patch:
-        patch.setattr("fineweb_shards.run.build.second_pass", damaged)
+        patch.setattr("fineweb_shards.run.shuffle.second_pass", damaged)
         done = inline.run_command(*words)
     if damage != "longer":
         assert done.returncode == 7, done.stderr

@@ -21,7 +21,8 @@ from fineweb_shards.errors import DiskFullError, OutputError
 from fineweb_shards.formats import piles as pile_format
 from fineweb_shards.reading import verify
 from fineweb_shards.run import shuffle
-from fineweb_shards.run.plan import check_disk, make_plan
+from fineweb_shards.run.plan import make_plan
+from fineweb_shards.run.resources import check_needs
 from fineweb_shards.store import sidecars
 from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.units import show_bytes
@@ -199,7 +200,7 @@ def test_a_pile_that_can_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
         return second_pass(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fineweb_shards.run.build.second_pass", break_disk)
+        patch.setattr("fineweb_shards.run.shuffle.second_pass", break_disk)
         for _ in range(2):
             done = inline.run_command(*words)
             assert done.returncode == 5, done.stderr
@@ -264,5 +265,5 @@ def test_what_the_disk_cannot_hold_is_not_started(tmp_path: Path, monkeypatch: p
     assert plan.extent.tokens is not None
     missing = show_bytes(2 * plan.extent.tokens - 1000)
     with pytest.raises(DiskFullError, match=rf"\(an estimate\), 1\.0 kB are free: about {missing} are missing"):
-        check_disk(plan)
-    check_disk(replace(plan, done_tokens=plan.extent.tokens or 0))
+        check_needs(plan.disk_needs, plan.job.output, exact=False)
+    check_needs(replace(plan, done_tokens=plan.extent.tokens or 0).disk_needs, plan.job.output, exact=False)

@@ -289,5 +289,5 @@ def test_documents_of_the_library(tmp_path: Path) -> None:
     result = fs.build(input=iter(rows), out=tmp_path / "out", **settings)
     expected = reference.shard_files(reference.stream(["one\ntwo", "three\n"]), 100)
     assert (runs.shards_in(tmp_path / "out"), result.skipped_documents) == (expected, 1)
-    with pytest.raises(InputError, match="Document 0 of input is a text, without keys"):
+    with pytest.raises(InputError, match="Document 0 of input is '"):
         fs.build(input=iter(["x"]), out=tmp_path / "other", **settings)

@@ -311,7 +311,7 @@ def test_columns_with_similar_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"text_column": "body"}, "--text-column body and --tokens-column tokens exclude each other"),
+        ({"text_column": "body"}, "--text-column body and --tokens-column exclude each other"),
         ({"engine": "tiktoken"}, "--engine tiktoken and --tokens-column exclude each other"),
     ],
 )

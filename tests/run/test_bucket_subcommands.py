@@ -120,7 +120,7 @@ def test_an_export_between_buckets_is_resumed(made: Path, bucket_url: str, monke
     """After an interruption in the middle, with the same bytes."""
     upload_folder(made, f"{bucket_url}/a")
     words = ["export", f"{bucket_url}/a", "--out", f"{bucket_url}/b", "--layout", "nanogpt", "--val-tokens", "1500"]
-    blocks, seen = export_module._blocks, 0
+    blocks, seen = export_module._sections, 0
 
     def breaking(*arguments: Any, **settings: Any) -> Any:
         for block in blocks(*arguments, **settings):
@@ -131,7 +131,7 @@ def test_an_export_between_buckets_is_resumed(made: Path, bucket_url: str, monke
             yield block
 
     with monkeypatch.context() as patch:
-        patch.setattr(export_module, "_blocks", breaking)
+        patch.setattr(export_module, "_sections", breaking)
         assert inline.run_command(*words).returncode == 7
     assert "train.bin" not in objects_in(f"{bucket_url}/b")
     assert "stopped" in inline.run_command("status", f"{bucket_url}/b").stdout

@@ -241,7 +241,7 @@ def test_buckets_are_mixed_into_a_bucket(made: Path, bucket_url: str, tmp_path: 
     (["--mix", "{web}=1", "--mix", "{code}=-1"], 2, "Part 2: --weight -1: must be more than 0.", "Leave the part out"),
     (["--mix", "{web}=1", "--mix", "{code}=1e7"], 2, "Part 1: --weight 1: part 2 has more than a million", "closer"),
     (["{web}", "--mix-until", "all-exhausted"], 2, "--mix-until all-exhausted: only with --mix", "leave it out"),
-    (["{web}", "--max-tokens", "1M"], 2, "--max-tokens 1000000: only with --mix", "leave it out"),
+    (["{web}", "--max-tokens", "1M"], 2, "--max-tokens 1000000: only with --mix or --shuffle.", "leave it out"),
     (["--mix", "{web}=1", "--mix", "{here}/nothing=1"], 3, "nothing: no such folder", "--out of a `build`"),
     (["--mix", "{web}=1,epoch=2", "--mix", "{code}=1"], 2, "web=1,epoch: unknown key 'epoch'.", "epochs=N"),
     (["--mix", "{web}=1", "--mix", "{here}/unfinished=1"], 3, "unfinished: the build is not finished.", "Finish it"),

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from fineweb_shards.commands.build import plan_lines, verdict_on
-from fineweb_shards.run import plan, plan_text
 from fineweb_shards.run.estimate import take_sample
 from fineweb_shards.run.job import open_manifest
 from fineweb_shards.run.plan import make_plan
@@ -66,10 +65,9 @@ def test_estimates_are_near_and_said_to_be_estimates(tmp_path: Path, form: str) 
 
 @pytest.mark.full(but=["jsonl"])
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "txt"])
-def test_plan_and_build_show_the_same_estimate(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_and_build_show_the_same_estimate(tmp_path: Path, form: str) -> None:
     """Of tokens, shards, disk and separators, however long the trial of the speed takes: documents that get longer and
     longer tell a large sample from a small one."""
-    monkeypatch.setattr(plan, "busy_cores", lambda: 0.0)
     growing = [f"{number}: " + "some words " * (number // 40 + 1) for number in range(4000)]
     counts = iter(range(40))
     for first in range(0, 4000, 100):  # more files than a build looks at
@@ -97,18 +95,6 @@ def test_it_shows_what_the_issue_of_a_run_depends_on(tmp_path: Path) -> None:
     assert "document 3 Third one" in text
     assert "Fourth" not in text
     assert not (tmp_path / "out").exists()
-
-
-def test_low_priority_is_explained_on_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, before the build; not where it has the priority of others, or the cores are free."""
-    path = write_text(tmp_path / "a.txt", DOCUMENTS)
-    monkeypatch.setattr(plan_text, "usable_cores", lambda: 4)
-    monkeypatch.setattr(plan, "busy_cores", lambda: 3.1)
-    (line,) = [line for line in short_lines(plan_of(tmp_path, path)) if "--priority normal" in line]
-    assert "other programs want 3.1 of 4 cores" in line
-    assert "--priority" not in "".join(short_lines(plan_of(tmp_path, path, priority="normal")))
-    monkeypatch.setattr(plan, "busy_cores", lambda: 0.4)
-    assert "--priority" not in "".join(short_lines(plan_of(tmp_path, path)))
 
 
 def test_a_bad_file_is_told_before_the_run(tmp_path: Path) -> None:
@@ -146,7 +132,7 @@ def test_it_says_what_a_build_would_do_in_this_folder(tmp_path: Path) -> None:
     assert not out.exists()
     runs.build_inline(out, path, shard_tokens=1000, max_tokens=2500)
     assert verdict(2500) == "nothing to do: complete, 2,500 tokens"
-    assert verdict(None) == "would resume after edufineweb_train_000001.npy; 2,000 tokens are done"
+    assert verdict(None) == "would resume after 2 shards, 2k tokens"
     words = ["--input", path, "--out", out, "--shard-tokens", "1k", "--max-tokens", "2k"]
     refused = inline.run_command("plan", *words)
     assert refused.returncode == 4

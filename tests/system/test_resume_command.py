@@ -20,13 +20,14 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.touch(mode=0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(path), *WORDS])
+    monkeypatch.setattr(sys, "executable", str(path.parent / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     return path
 
 
-def test_a_program_that_the_shell_does_not_find_is_named_by_its_path(script: Path) -> None:
-    """The short one, where it is below this folder."""
-    assert TypedCommand(WORDS).resume() == ".venv/bin/fineweb-shards build 'a b.txt' --out o"
+def test_a_program_that_the_shell_does_not_find_is_named_by_its_python(script: Path) -> None:
+    """By the short path, where it is below this folder."""
+    assert TypedCommand(WORDS).resume() == ".venv/bin/python -m fineweb_shards build 'a b.txt' --out o"
 
 
 def test_a_program_on_the_path_is_named_by_its_name(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,15 +37,12 @@ def test_a_program_on_the_path_is_named_by_its_name(script: Path, monkeypatch: p
     other = script.parent.parent / "fineweb-shards"
     other.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(other.parent))
-    assert program() == ".venv/bin/fineweb-shards"
+    assert program() == ".venv/bin/python -m fineweb_shards"
 
 
 def test_python_m_is_named_with_its_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As typed where that is a path, else the one that runs."""
+    """The one that runs."""
     monkeypatch.setattr(sys, "argv", ["/somewhere/fineweb_shards/__main__.py"])
-    monkeypatch.setattr(sys, "orig_argv", ["venv/bin/python", "-m", "fineweb_shards"])
-    assert program() == "venv/bin/python -m fineweb_shards"
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "fineweb_shards"])
     monkeypatch.setattr(sys, "executable", "/opt/my python/bin/python3")
     assert program() == "'/opt/my python/bin/python3' -m fineweb_shards"
 
@@ -52,7 +50,7 @@ def test_python_m_is_named_with_its_python(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("left_out", [["--fresh"], ["--fresh", "--yes"]])
 def test_the_flags_that_delete_are_left_out(script: Path, left_out: list[str]) -> None:
     """--fresh would delete what is kept."""
-    assert TypedCommand([*WORDS, *left_out]).resume() == ".venv/bin/fineweb-shards build 'a b.txt' --out o"
+    assert TypedCommand([*WORDS, *left_out]).resume() == ".venv/bin/python -m fineweb_shards build 'a b.txt' --out o"
 
 
 def test_a_command_from_another_terminal_runs_here(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +58,9 @@ def test_a_command_from_another_terminal_runs_here(script: Path, monkeypatch: py
     `cd`."""
     for recorded in ("fineweb-shards", "elsewhere/fineweb-shards", "'/a b/python3.12' -m fineweb_shards"):
         command = f"{recorded} build 'a b.txt' --out o"
-        assert runnable_here(command) == ".venv/bin/fineweb-shards build 'a b.txt' --out o"
-        assert runnable_here(command, absolute=True) == f"{script} build 'a b.txt' --out o"
+        assert runnable_here(command) == ".venv/bin/python -m fineweb_shards build 'a b.txt' --out o"
+        absolute = f"{script.parent}/python -m fineweb_shards build 'a b.txt' --out o"
+        assert runnable_here(command, absolute=True) == absolute
     monkeypatch.setenv("PATH", str(script.parent))
     assert runnable_here("x/fineweb-shards build x", absolute=True) == "fineweb-shards build x"
 
