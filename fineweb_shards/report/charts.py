@@ -1,6 +1,6 @@
 """Describe charts by values in the units of their axes, and compute pixels; `chart.html` writes them as SVG.
 
-The page needs only three kinds of charts, too few for a library. Colours come from the page's style sheet, so that dark
+The page needs only two kinds of charts, too few for a library. Colours come from the page's style sheet, so that dark
 mode works and the Content-Security-Policy allows only that one. Phones scroll charts, which would be illegible when
 scaled down.
 """
@@ -21,34 +21,19 @@ _COLUMN_SPACE = 0.1  # on either side of a column
 _MOST_NAMES = 14  # of columns
 
 Place = tuple[float, float]
-Label = tuple[float, str]  # a place on the horizontal axis, and a text
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A stretch of the horizontal axis, from one place to another, with a value or a title."""
-
-    begin: float
-    end: float
-    value: float = 0.0
-    title: str = ""  # of a column: its tooltip; of the last limit: its name
 
 
 @dataclass(frozen=True)
 class Chart:
     """The content of a chart, and its places in pixels. Both axes begin at 0."""
 
-    form: str  # "over-time", "columns" or "shares", see page.css
+    form: str  # "columns" or "shares", see page.css
     title: str  # read aloud by screen readers
     show: Callable[[float], str]  # formats a value
     end: float  # of the horizontal axis
-    labels: Sequence[Label]
-    columns: Sequence[Stretch] = ()
-    lines: Sequence[Sequence[Place]] = ()
-    limits: Sequence[Stretch] = ()  # values to compare with; one above the axis is labelled at its end
-    areas: Sequence[tuple[str, Sequence[Place]]] = ()  # titles and outlines; page.css has their colours
-    bands: Sequence[tuple[float, float]] = ()  # from one place to another, over the whole height
-    dots: Sequence[float] = ()  # at the top
+    labels: Sequence[tuple[float, str]]  # places on the horizontal axis, and texts
+    areas: Sequence[tuple[str, Sequence[Place]]]  # titles and outlines
+    limits: Sequence[float] = ()  # values to compare with, as lines
     width: ClassVar[int] = 780
     height: ClassVar[int] = 250
     left: ClassVar[int] = 60  # the margin, for labels like `731.0 MB`
@@ -58,32 +43,28 @@ class Chart:
 
     @cached_property
     def steps(self) -> list[float]:
-        """The labelled values of the vertical axis. Limits don't count: one far above the data would flatten it."""
-        outlines = [*self.lines, *(outline for _, outline in self.areas)]
-        values = [value for line in outlines for _, value in line]
-        return round_steps(max([*values, *(column.value for column in self.columns)], default=0.0))
+        """The labelled values of the vertical axis."""
+        return round_steps(max((value for _, outline in self.areas for _, value in outline), default=0.0))
 
     def x(self, value: float) -> float:
-        share = min(max(0.0, value / self.end), 1.0) if self.end > 0 else 0.0
-        return round(self.left + share * (self.right - self.left), 1)
+        return round(self.left + value / self.end * (self.right - self.left), 1)
 
     def y(self, value: float) -> float:
-        value = min(value, self.steps[-1])
         return round(self.bottom + value / self.steps[-1] * (self.top - self.bottom), 1)
 
-    def path(self, line: Sequence[Place]) -> str:
-        return "M" + "L".join(f"{self.x(place)} {self.y(value)}" for place, value in line)
+    def path(self, outline: Sequence[Place]) -> str:
+        return "M" + "L".join(f"{self.x(place)} {self.y(value)}" for place, value in outline) + "Z"
 
 
 def make_columns(title: str, names: Sequence[str], values: Sequence[float], show: Callable[[float], str]) -> Chart:
     """Make a chart with a column for each value, and below it as many names as fit."""
-    columns = [
-        Stretch(place + _COLUMN_SPACE, place + 1 - _COLUMN_SPACE, value, f"{name}: {show(value)}")
-        for place, (name, value) in enumerate(zip(names, values, strict=True))
-    ]
+    columns = []
+    for place, (name, value) in enumerate(zip(names, values, strict=True)):
+        begin, end = place + _COLUMN_SPACE, place + 1 - _COLUMN_SPACE
+        columns.append((f"{name}: {show(value)}", [(begin, 0.0), (begin, value), (end, value), (end, 0.0)]))
     every = math.ceil(len(names) / _MOST_NAMES)
     labels = [(place + 0.5, names[place]) for place in range(0, len(names), every)]
-    return Chart("columns", title, show, len(values), labels, columns=columns)
+    return Chart("columns", title, show, len(values), labels, columns)
 
 
 def stack_shares(title: str, names: Sequence[str], rows: Sequence[Sequence[int]], wanted: Sequence[float]) -> Chart:
@@ -96,11 +77,11 @@ def stack_shares(title: str, names: Sequence[str], rows: Sequence[Sequence[int]]
         outline = [*_draw_steps(places, above), *reversed(_draw_steps(places, below))]
         areas.append((name, outline))
         below = above
-    limits = [Stretch(0, places[-1], 100 * value) for value in list(accumulate(wanted))[:-1]]
+    limits = [100 * value for value in list(accumulate(wanted))[:-1]]
     # Leave room for the last label, the end of the stream.
     inner = [step for step in round_steps(places[-1]) if step < 0.94 * places[-1]]
     labels = [(place, show_count(place)) for place in (*inner, places[-1])]
-    return Chart("shares", title, "{:.0f} %".format, places[-1], labels, limits=limits, areas=areas)
+    return Chart("shares", title, "{:.0f} %".format, places[-1], labels, areas, limits)
 
 
 def _draw_steps(places: Sequence[float], values: Sequence[float]) -> list[Place]:

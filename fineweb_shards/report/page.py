@@ -58,7 +58,6 @@ def render_page(facts: Facts) -> str:
         refresh_seconds=_REFRESH_SECONDS if facts.status.state == RUNNING else None,
         headline=runs.make_headline(facts),
         runs=runs.list_runs(facts),
-        over_time=runs.chart_runs(facts),
         marks=runs.list_marks(facts),
         parts=contents.list_parts(facts),
         shards=contents.list_shards(facts),

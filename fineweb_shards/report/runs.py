@@ -1,18 +1,14 @@
-"""Make the report's sections about the runs: state and key figures, the list of runs (start, end, results, waits), and
-charts of speed and memory over time, with waits and faults."""
+"""Make the report's sections about the runs: state and key figures, the list of runs (start, end, results), and their waits
+and faults."""
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import accumulate, groupby, pairwise
+from collections.abc import Iterator
+from itertools import pairwise
 
-from fineweb_shards.report.charts import Chart, Place, Stretch
 from fineweb_shards.report.facts import Facts, Section, Table, show_moment
-from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching.run_files import WAIT, Mark, Point, RunRecord
+from fineweb_shards.units import show_bytes, show_count, show_seconds
+from fineweb_shards.watching.run_files import WAIT, RunRecord
 from fineweb_shards.watching.status import RUNNING, describe_status, resume_command
 
 _SHOWN_RUNS = 100
@@ -21,12 +17,6 @@ _RUN_COLUMNS = {
     "run": "number", "began": "name", "ended": "name", "how it ended": "text", "waited": "text",
     "tokens made": "number", "kept": "number", "tokens/s": "number", "fetched": "number",
 }  # fmt: skip
-_BINS = 150  # of a chart
-_LABELS = 7  # of its horizontal axis
-_LEAST_BIN_SECONDS = 4.0  # tokens arrive in large blocks: a finer line would show only noise
-_NARROWEST_BAND_SHARE = 1 / 300  # of the width: a narrower band would be invisible
-
-Value = Callable[[Point, Point], float]  # the value to draw, from a point and its successor
 
 
 def make_headline(facts: Facts) -> Section:
@@ -124,108 +114,5 @@ def list_marks(facts: Facts) -> Section | None:
         waited = "still waiting" if mark.end is None else f"waited {show_seconds(mark.end - mark.time)}"
         rows.append([show_moment(mark.time), waited if mark.kind == WAIT else mark.kind, mark.text])
     table = Table({"when": "name", "what": "text", "more": "text"}, rows)
-    return {"table": table, "count": len(marks)} if marks else None
-
-
-def chart_runs(facts: Facts) -> Section | None:
-    """Make two charts with the same time axis; None if there are too few points."""
-    history, marks = facts.history, facts.history.marks
-    runs = _split_runs(history.points)
-    if not runs:
-        return None
-    axis = TimeAxis([(run[0].time, run[-1].time) for run in runs])
-    speed = _make_chart("Speed in tokens/s", show_count, axis, history.points, marks, _tokens_per_second)
-    memory = None
-    measured = [point for point in history.points if point.memory_bytes]  # 0 until the first measurement
-    if _split_runs(measured):
-        memory = _make_chart("Memory in use", show_bytes, axis, measured, marks, lambda _, after: after.memory_bytes)
-        budgets = [
-            Stretch(axis.position(run.begin), axis.position(run.end), run.budget_bytes, "budget")
-            for run in history.runs
-            if run.budget_bytes
-        ]
-        memory = replace(memory, limits=budgets)
-    return {"speed": speed, "memory": memory}
-
-
-def _make_chart(
-    what: str,
-    show: Callable[[float], str],
-    axis: TimeAxis,
-    points: Sequence[Point],
-    marks: Sequence[Mark],
-    value: Value,
-) -> Chart:
-    """Make a chart of `value` over time, with a line for each run, waits as bands and faults as dots."""
-    begin, end = show_moment(points[0].time), show_moment(points[-1].time)
-    count = show_number_of(len({point.run for point in points}), "run")
-    narrowest = axis.length * _NARROWEST_BAND_SHARE
-    bands = []
-    for mark in marks:
-        if mark.kind == WAIT:
-            first = min(axis.position(mark.time), axis.length - narrowest)
-            bands.append((first, max(axis.position(mark.end or points[-1].time), first + narrowest)))
-    return Chart(
-        "over-time",
-        f"{what} from {begin} to {end}, in {count}",
-        show,
-        axis.length,
-        axis.labels(),
-        lines=[_make_line(axis, run, len(run) / len(points), value) for run in _split_runs(points)],
-        bands=bands,
-        dots=[axis.position(mark.time) for mark in marks if mark.kind != WAIT],
-    )
-
-
-def _split_runs(points: Sequence[Point]) -> list[list[Point]]:
-    """Return the points of each run with at least two, enough for a line."""
-    runs = [list(run) for _, run in groupby(points, lambda point: point.run)]
-    return [run for run in runs if len(run) > 1]
-
-
-def _make_line(axis: TimeAxis, run: list[Point], share: float, value: Value) -> list[Place]:
-    """Make the line of a run. If it has more points than its `share` of the chart's width can show, choose some of them
-    evenly, including the first and the last."""
-    bins = min(_BINS * share, (run[-1].time - run[0].time) / _LEAST_BIN_SECONDS)
-    most = min(len(run), max(2, round(bins)))
-    thin = [run[round(number * (len(run) - 1) / (most - 1))] for number in range(most)]
-    line = [(axis.position(after.time), value(before, after)) for before, after in pairwise(thin)]
-    return [(axis.position(run[0].time), line[0][1]), *line]  # two points, even for a run with only two
-
-
-def _tokens_per_second(before: Point, after: Point) -> float:
-    seconds = after.time - before.time
-    return max(0.0, (after.tokens - before.tokens) / seconds) if seconds > 0 else 0.0
-
-
-class TimeAxis:
-    """Time without the gaps between runs: converts moments, in seconds since 1970, to places between 0 and `length`,
-    and back. `spans` are the beginning and the end of each run."""
-
-    def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
-        self._spans = spans
-        lengths = (end - begin for begin, end in spans)
-        *self._starts, self.length = accumulate(lengths, initial=0.0)  # the place of each span's beginning
-
-    def position(self, moment: float) -> float:
-        """Return the place of a moment; for one between two runs, the end of the first."""
-        number = max(0, bisect_right([begin for begin, _ in self._spans], moment) - 1)
-        begin, end = self._spans[number]
-        return self._starts[number] + min(max(0.0, moment - begin), end - begin)
-
-    def labels(self) -> list[tuple[float, str]]:
-        """Return evenly spaced labels with times of day, and dates if there are several days. Not at round times:
-        without the gaps between runs those would be unevenly spaced, or missing."""
-        if not self._spans:
-            return []
-        whole_seconds = self._spans[-1][1] - self._spans[0][0]
-        short = "%H:%M:%S" if whole_seconds <= 600 else "%H:%M"
-        form = "%d %b %H:%M" if whole_seconds > 86400 else short
-        count = max(2, min(_LABELS, int(self.length) + 1))  # at most one per second
-        labels = []
-        for place in (self.length * number / (count - 1) for number in range(count)):
-            span = max(0, bisect_right(self._starts, place) - 1)
-            begin, end = self._spans[span]
-            moment = min(begin + place - self._starts[span], end)
-            labels.append((place, time.strftime(form, time.localtime(moment))))
-        return labels
+    summary = f"All {len(marks):,}" if len(marks) == len(rows) else f"The last {len(rows):,} of {len(marks):,}"
+    return {"table": table, "summary": summary} if marks else None

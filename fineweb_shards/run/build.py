@@ -189,7 +189,7 @@ def _build_rest(
         progress.begin_pass(manifest)
     if not manifest.piled_tokens:  # the first pass begins: free the space of an earlier one
         remove_piles(job.config)
-    history.begin_run(manifest.tokens + manifest.piled_tokens, job.budget.memory_bytes)
+    history.begin_run(manifest.tokens + manifest.piled_tokens)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
     job = replace(job, source=job.source.reopened(progress))

@@ -93,7 +93,7 @@ class Monitor:
         state, reason, ending = _describe_end(error)
         last = self._take_snapshot(state, reason)
         self._attempt(lambda: self.progress.screen.close(last))
-        self.progress.history.add(last)
+        self.progress.history.update(last)
         self.progress.history.end_run(ending)
         self._attempt(lambda: self._write_heartbeat(last, exit_code_of(error)))
         self._attempt(lambda: self.progress.history.save(self.output.folder))
@@ -128,7 +128,7 @@ class Monitor:
         self._speed.add(now, snapshot.processed_tokens, working=working)
         self._fetch_speed.add(now, snapshot.fetched_bytes, working=working)
         self._last_look, self._last_tokens = now, snapshot.processed_tokens
-        progress.history.add(snapshot)
+        progress.history.update(snapshot)
         self._attempt(lambda: progress.screen.show(snapshot))
         if self._is_due("heartbeat", HEARTBEAT_EVERY_SECONDS):
             self._attempt(lambda: self._write_heartbeat(snapshot))

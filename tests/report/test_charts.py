@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fineweb_shards.report.charts import Chart, Stretch, make_columns, round_steps
+from fineweb_shards.report.charts import Chart, make_columns, round_steps
 from fineweb_shards.units import show_count
 
 
@@ -35,16 +35,9 @@ def test_any_value_has_its_axis() -> None:
 
 
 def test_every_place_is_inside_the_drawing() -> None:
-    """Also of a moment behind the end of the axis."""
-    chart = Chart("over-time", "speed", show_count, 10.0, [], lines=[[(0, 0), (5, 7), (12, 3)]])
-    assert chart.path(chart.lines[0]) == "M60.0 226.0L416.0 8.0L772.0 132.6"
-
-
-def test_an_axis_without_length_is_no_fault() -> None:
-    """All points at one moment, or a clock that was set back."""
-    for end in (0.0, -5.0):
-        chart = Chart("over-time", "speed", show_count, end, [], lines=[[(0, 1), (end, 1)]])
-        assert chart.path(chart.lines[0]) == "M60.0 8.0L60.0 8.0"
+    """From one corner to the other."""
+    chart = Chart("shares", "parts", show_count, 10.0, [], [("a", [(0, 0), (5, 7), (10, 3)])])
+    assert chart.path(chart.areas[0][1]) == "M60.0 226.0L416.0 8.0L772.0 132.6Z"
 
 
 def test_columns_stand_over_their_names() -> None:
@@ -53,14 +46,6 @@ def test_columns_stand_over_their_names() -> None:
     assert [text for _, text in chart.labels] == [f"{2**i}" for i in range(14)]
     many = make_columns("lengths", [f"{2**i}" for i in range(15)], [*range(15)], show_count)
     assert [text for _, text in many.labels] == [f"{4**i}" for i in range(8)]
-    assert chart.columns[3].title == "8: 3"
-    assert chart.columns[3].begin < chart.labels[3][0] < chart.columns[3].end
-
-
-def test_a_limit_inside_the_axis_is_a_line() -> None:
-    """At its height; one above the axis stays inside the drawing, and does not stretch the axis."""
-    for value, height in ((3.5, 117.0), (1e9, 8.0)):
-        chart = Chart("over-time", "memory", show_count, 10.0, [], lines=[[(0, 7), (10, 7)]],
-                      limits=[Stretch(0, 10, value)])  # fmt: skip
-        assert chart.steps[-1] == 7
-        assert chart.y(chart.limits[0].value) == height
+    title, outline = chart.areas[3]
+    assert title == "8: 3"
+    assert outline[0][0] < chart.labels[3][0] < outline[-1][0]

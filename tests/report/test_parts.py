@@ -56,7 +56,7 @@ def test_the_chart_has_the_share_of_each_stretch() -> None:
     assert title == "org/part-1"
     assert widths([*first]) == [(0, 400, 75), (400, 1000, 100)]
     assert widths([*second]) == [(0, 400, 25), (400, 1000, 0)]
-    assert [(limit.begin, limit.end, limit.value) for limit in chart.limits] == [(0, 1000, 75)]
+    assert chart.limits == [75]
     assert chart.steps[-1] == 100
 
 
@@ -105,7 +105,6 @@ def test_each_part_has_its_colour_in_table_and_chart() -> None:
     numbers = [0, 1, 2, 3, 4, 5, 0, 1]
     assert [int(number) for number in re.findall(r'<span class="key part-(\d)">', page)] == numbers
     assert [int(number) for number in re.findall(r'<path class="area part-(\d)"', page)] == numbers
-    assert ">budget" not in page
 
 
 def test_labels_stay_text() -> None:
