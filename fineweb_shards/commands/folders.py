@@ -37,7 +37,7 @@ from fineweb_shards.watching.screen import (
     print_result,
     put_json,
 )
-from fineweb_shards.watching.status import folder_values, read_status, show_status, watch_status
+from fineweb_shards.watching.status import folder_values, read_status, show_status
 
 EXPORT_SETTINGS = (
     "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "gpus", "index", "verify",
@@ -57,7 +57,7 @@ def add_folder(parser: argparse.ArgumentParser, nargs: str | None = None) -> Non
     )
 
 
-add_verify_flags = add_folder
+add_verify_flags = add_status_flags = add_folder
 
 
 def run_verify(options: argparse.Namespace) -> None:
@@ -87,20 +87,9 @@ def _progress_of(options: argparse.Namespace) -> TokensOnScreen:
     return TokensOnScreen(JsonScreen(1.0) if options.for_library else Screen())
 
 
-def add_status_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the folder, and how to show its status."""
-    add_folder(parser)
-    parser.add_argument(
-        "--watch", action="store_true", help="keep showing it until the run ends; if no build has started, wait for one"
-    )
-
-
 def run_status(options: argparse.Namespace) -> int:
     """Print the status, and return the exit code for the state."""
-    store: Store = options.folder
-    if options.watch:
-        return watch_status(store, as_json=options.json)
-    status = read_status(store)
+    status = read_status(options.folder)
     show_status(status, as_json=options.json)
     return status.exit_code
 

@@ -1,5 +1,5 @@
-"""Make the report's sections about the runs: state and key figures, the list of runs (start, end, results), and their waits
-and faults."""
+"""Make the report's sections about the runs: state and key figures, the list of runs (start, end, results), and
+their waits and faults."""
 
 from __future__ import annotations
 

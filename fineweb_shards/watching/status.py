@@ -2,9 +2,6 @@
 
 It reads the manifest, the heartbeat and the log, and tries the lock, so it is quick and safe at any time, from any
 terminal. Only the lock shows whether a run is active: a killed run leaves its heartbeat behind.
-
-`status --watch`, which may be started before the run, prints a line (with --json an object) every five seconds until
-the run ends. For a bucket it is every ten: each look costs requests, and a run saves its state there only every 15.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.system.shell_commands import NOT_RESUMABLE, runnable_here
 from fineweb_shards.system.terminal import printable, terminal_size, wrap
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching import screen
 from fineweb_shards.watching.mix_shares import share_rows, shares_in
 from fineweb_shards.watching.run_files import PASS_NAMES, Heartbeat, State, last_lines, load_heartbeat
 from fineweb_shards.watching.screen import describe_machine, describe_tokens
@@ -34,8 +30,6 @@ RUNNING = "running"
 EXIT_CODES: dict[str, int] = {State.COMPLETE: 0, RUNNING: 20, State.STOPPED: 21}
 # Without a heartbeat for this long, the run is suspended, or the machine was asleep.
 _SILENT_SECONDS = 60.0
-_EVERY_SECONDS = 5.0
-_REMOTE_EVERY_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +50,12 @@ class Status:
 def read_status(store: Store, *, alive: bool | None = None) -> Status:
     """Read the state of a store; OutputError if no build has begun there. `alive`: whether a run is active there, if
     known."""
-    status = find_status(store, alive=alive)
-    if status is None:
-        raise missing_manifest_error(store)
-    return status
-
-
-def find_status(store: Store, *, alive: bool | None = None) -> Status | None:
-    """Read the state of a store; None if no build has begun there."""
     if alive is None:
         alive = store.is_locked()  # first: if a run ends now, everything read later is final
         store.refresh()
     manifest, heartbeat = find_manifest(store), load_heartbeat(store.folder)
     if manifest is None and not alive and heartbeat is None:
-        return None
+        raise missing_manifest_error(store)
     complete = manifest is not None and manifest.complete
     state = RUNNING if alive else State.COMPLETE if complete else State.STOPPED
     return Status(store, state, manifest, heartbeat, last_lines(store.folder, 5))
@@ -166,8 +152,8 @@ def resume_command(status: Status) -> str | None:
 def describe_status(status: Status) -> str:
     """Return the state in a few words, with the reason or the time of the last heartbeat."""
     heartbeat = status.heartbeat
-    if heartbeat is None:
-        return status.state
+    if heartbeat is None:  # of an older version, or of a run that is still opening its input
+        return f"{RUNNING}, {State.STARTING}" if status.state == RUNNING else status.state
     written, code, reason = _date(heartbeat.written), heartbeat.exit_code, heartbeat.snapshot.reason
     if status.state == RUNNING:
         if code is not None:  # the previous run's last heartbeat: this one has not written any yet
@@ -190,7 +176,7 @@ def _describe_silence(heartbeat: Heartbeat) -> str:
     age = time.time() - heartbeat.written
     if age <= _SILENT_SECONDS:
         return ""
-    return f"no heartbeat for {show_seconds(age)}: suspended, or the machine was asleep; "
+    return f"no heartbeat for {show_seconds(age)}: suspended, still starting, or the machine was asleep; "
 
 
 def _run_rows(heartbeat: Heartbeat) -> list[tuple[str, str]]:
@@ -236,33 +222,3 @@ def _moment(seconds: float) -> str:
 
 def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def watch_status(store: Store, *, as_json: bool) -> int:
-    """Print the status every few seconds until no run is active; return the exit code of the last state. If no build
-    has begun, wait for one."""
-    status = find_status(store)
-    if status is None:
-        if store.folder.is_file():
-            raise missing_manifest_error(store)  # no build can begin there
-        screen.print_error(f"Waiting for a build to start in {store.location}; Ctrl-C ends this command.")
-    while status is None:
-        _pause(store)
-        status = find_status(store)
-    try:
-        while status.state == RUNNING:
-            if as_json:
-                show_status(status, as_json=True)
-            elif status.heartbeat is not None and status.heartbeat.exit_code is None:  # else the previous run's
-                line = f"{_describe_silence(status.heartbeat)}{screen.describe(status.heartbeat.snapshot)}"
-                screen.print_result(f"{time.strftime('%H:%M:%S')} {line}")
-            _pause(store)
-            status = read_status(store)
-    except KeyboardInterrupt:
-        status = read_status(store)  # Ctrl-C ends only this command, not the run
-    show_status(status, as_json=as_json)
-    return status.exit_code
-
-
-def _pause(store: Store) -> None:
-    time.sleep(_REMOTE_EVERY_SECONDS if store.is_remote else _EVERY_SECONDS)
