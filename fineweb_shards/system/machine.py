@@ -1,7 +1,7 @@
 """Measure this machine's cores, memory, memory pressure and disk, and lower this process's priority.
 
-On Linux files under /proc and /sys have all figures. psutil is used only on macOS and Windows: loading it takes 40 to
-60 ms, measuring a process takes twice the processor time, and it lacks control groups, pressure and OOM kills. Unknown
+On Linux files under /proc and /sys have all figures. psutil is used only on macOS: loading it takes 40 to 60 ms,
+measuring a process takes twice the processor time, and it lacks control groups, pressure and OOM kills. Unknown
 figures are None or 0, as if there were no shortage.
 """
 
@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -75,10 +76,6 @@ def memory_limits() -> list[MemoryLimit]:
 def check_address_space() -> None:
     """Raise UsageError if the limit on address space (`ulimit -v`) is too low for encoding. Call this before importing
     large libraries, which would fail without naming the cause, or abort."""
-    if os.name == "nt":
-        return
-    import resource
-
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < _ADDRESS_SPACE_BYTES:
         raise UsageError(
@@ -124,13 +121,6 @@ def apply_priority(priority: str) -> None:
     `normal` keeps its priority."""
     if priority != "background":
         return
-    if sys.platform == "win32":
-        import psutil
-
-        with contextlib.suppress(psutil.Error):  # optional
-            psutil.Process().nice(psutil.IDLE_PRIORITY_CLASS)
-            psutil.Process().ionice(psutil.IOPRIO_VERYLOW)
-        return
     os.nice(19)
     number = _IOPRIO_SET.get(platform.machine()) if sys.platform == "linux" else None
     if number is not None:
@@ -154,7 +144,7 @@ def busy_cores() -> float:
     """Return the load of the last minute: the number of cores that all programs wanted; 0 if unknown."""
     try:
         return os.getloadavg()[0]
-    except (OSError, AttributeError):  # Windows has none
+    except OSError:
         return 0.0
 
 
@@ -185,8 +175,8 @@ def own_memory_bytes() -> int:
 
 
 def process_life(pid: int) -> tuple[str, float] | None:
-    """Return a process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …; empty on macOS and
-    Windows) and the processor time of all its threads in seconds; None if unknown."""
+    """Return a process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …; empty on macOS) and the
+    processor time of all its threads in seconds; None if unknown."""
     for line in _read_lines(Path(f"/proc/{pid}/stat")):
         fields = line.rpartition(")")[2].split()  # the name before it may contain spaces
         ticks = int(fields[11]) + int(fields[12])
@@ -195,7 +185,7 @@ def process_life(pid: int) -> tuple[str, float] | None:
 
 
 def _ask_psutil(question: Callable[[Any], Result], pid: int) -> Result | None:
-    """Ask psutil about a process on macOS and Windows; None on Linux, or if the process has ended."""
+    """Ask psutil about a process on macOS; None on Linux, or if the process has ended."""
     if sys.platform == "linux":
         return None
     import psutil
@@ -259,10 +249,6 @@ def _read_lines(path: Path) -> list[str]:
 @cache
 def allow_files(count: int) -> int:
     """Raise this process's limit so that it can open `count` more files, or as many as allowed; return that number."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return min(count, _OTHER_FILES)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -29,11 +29,7 @@ from typing import BinaryIO, Literal
 WORK_FOLDER = ".fineweb-shards"
 SMALL_BYTES = 16 * 2**20  # far more than any of our files has, except for the manifest and a tokenizer
 
-# Windows has only O_BINARY; there links are checked for first.
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_ALWAYS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 Mode = Literal["rb", "r+b", "a+b", "xb"]
-_is_junction = getattr(os.path, "isjunction", lambda path: False)  # Windows, from Python 3.12 on
 _KINDS = {
     stat.S_IFLNK: (errno.ELOOP, "a link"),
     stat.S_IFDIR: (errno.EISDIR, "a folder"),
@@ -72,14 +68,12 @@ def open_descriptor(path: Path | str, flags: int, *, follow_links: bool = False)
     path = Path(path)
     if not follow_links:
         refuse_linked_folders(path)
-        if not _NO_FOLLOW:
-            refuse_link(path)
-        flags |= _NO_FOLLOW
+        flags |= os.O_NOFOLLOW
     try:
         if flags & os.O_EXCL:
             refuse_other_kinds(path)
             path.unlink(missing_ok=True)
-        descriptor = os.open(path, flags | _ALWAYS, 0o666)
+        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     except OSError:
         refuse_other_kinds(path)  # a better message than the errno's
         raise
@@ -158,8 +152,6 @@ def claim_folder(path: Path) -> None:
     """Create a folder of ours or take over an existing one; ForeignFileError if it is a link, or belongs to another
     user, who could change its contents at any time."""
     make_folder(path)
-    if os.name == "nt":
-        return
     owner = path.lstat().st_uid
     # Some file systems give all files to one user, or root's to nobody: then that user is us.
     if owner != os.geteuid() and owner != _owner_of_new_file(path.parent):
@@ -172,5 +164,5 @@ def _owner_of_new_file(folder: Path) -> int:
 
 
 def refuse_link(path: Path) -> None:
-    if os.path.islink(path) or _is_junction(path):
+    if path.is_symlink():
         raise ForeignFileError(errno.ELOOP, "this is a link, not what fineweb-shards wrote", str(path))

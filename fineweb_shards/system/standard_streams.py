@@ -116,9 +116,6 @@ def open_text(sink: Sink, encoding: str, *, line_buffering: bool) -> TextIO:
 def _wrap(stream: TextIO | None, original: TextIO | None, sink: Sink) -> TextIO:
     if stream is not None and stream is not original:
         return stream
-    if os.name == "nt" and isinstance(stream, io.TextIOWrapper):  # `os.write` can't write to a console
-        stream.reconfigure(errors=_ESCAPE)
-        return stream
     encoding = stream.encoding if stream is not None else "utf-8"
     return open_text(sink, encoding, line_buffering=sink.isatty() or sink.fileno() == 2)
 

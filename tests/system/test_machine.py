@@ -86,7 +86,7 @@ def test_manners() -> None:
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_without_proc_psutil_tells(monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
-    """macOS and Windows: memory and processor time of a process that exists, nothing of one that does not."""
+    """macOS: memory and processor time of a process that exists, nothing of one that does not."""
     pid = os.getpid() if exists else 2**30
     proc = (machine.private_memory_bytes(pid), machine.process_life(pid))
     monkeypatch.setattr(machine, "_read_lines", lambda path: [])
