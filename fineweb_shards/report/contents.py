@@ -3,14 +3,18 @@ omissions, the files with their hashes, and the settings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import accumulate, pairwise
+
+import numpy as np
 
 from fineweb_shards.reading.statistics import TokenStatistics, bucket_range, spell
-from fineweb_shards.report.charts import make_columns, stack_shares
 from fineweb_shards.report.facts import Facts, Section, Table
+from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.units import show_bytes, show_count, show_number_of
 from fineweb_shards.watching.mix_shares import shares_in, show_share
+from fineweb_shards.watching.run_files import PartShare
 from fineweb_shards.watching.status import describe_shuffle
 
 _STRETCHES = 150  # of the chart of a mix
@@ -34,8 +38,8 @@ LEFT_OUT = (
 
 
 def list_parts(facts: Facts) -> Section | None:
-    """Return a table of the parts of a mix and, if a shard is finished and the stream is not shuffled, a chart of their
-    shares along the stream; None if the input is not a mix."""
+    """Return a table of the parts of a mix and, unless the stream is shuffled, a chart of their shares along it; None
+    if the input is not a mix."""
     manifest = facts.status.manifest
     shares = shares_in(manifest) if manifest is not None else ()
     if manifest is None or not shares:
@@ -54,47 +58,54 @@ def list_parts(facts: Facts) -> Section | None:
     ]
     numbers = dict.fromkeys(("requested", "achieved", "tokens", "documents"), "number")
     table = Table({"part": "part", "input": "text", **numbers, "epoch": "name"}, rows)
-    if manifest.is_shuffled:  # then every shard is a random sample of the mix
-        return {"table": table, "chart": None}
+    # A shard of a shuffled stream is a random sample of the mix.
+    return {"table": table, "chart": None if manifest.is_shuffled else _stack_shares(manifest, shares)}
+
+
+def _stack_shares(manifest: Manifest, shares: Sequence[PartShare]) -> Section | None:
+    """Return a chart of the shares along the stream, stacked up to 100 %, in a space 1,000 wide and 100 high, which the
+    page stretches: the outline of each part as an SVG path, and lines between them at the requested shares. None before
+    the first shard is finished."""
     # Records of one checkpoint, and of validation files, repeat the previous counts.
     taken = (tuple(part.tokens for part in record.taken) for record in manifest.shards)
     counts = [*dict.fromkeys([(0,) * len(shares), *taken])]
     last = len(counts) - 1
     if not last:
-        return {"table": table, "chart": None}
+        return None
     stretches = min(last, _STRETCHES)
-    thin = [counts[round(number * last / stretches)] for number in range(stretches + 1)]
-    made = [[end - begin for begin, end in zip(*both, strict=True)] for both in pairwise(thin)]
-    title = f"Shares of {len(shares):,} parts along {show_count(sum(thin[-1]))} tokens"
-    names = [part.label for part in shares]
-    return {"table": table, "chart": stack_shares(title, names, made, [part.requested_share for part in shares])}
+    thin = np.array([counts[round(number * last / stretches)] for number in range(stretches + 1)], np.float64)
+    made = np.diff(thin, axis=0)
+    ends = 1000 * thin.sum(axis=1) / thin[-1].sum()
+    edges = 100 * np.maximum(0, 1 - np.cumsum(made, axis=1) / made.sum(axis=1, keepdims=True))
+    columns = [np.full(stretches, 100.0), *edges.T]
+    places = np.repeat(ends, 2)[1:-1]  # each edge is a flight of steps
+    paths = []
+    for lower, upper in pairwise(columns):
+        heights = np.concatenate([np.repeat(upper, 2), np.repeat(lower, 2)[::-1]])
+        outline = zip([*places, *places[::-1]], heights, strict=True)
+        paths.append("M" + "L".join(f"{place:.2f} {height:.2f}" for place, height in outline) + "Z")
+    return {
+        "title": f"Shares of {len(shares):,} parts along the stream",
+        "areas": [(part.label, path) for part, path in zip(shares, paths, strict=True)],
+        "limits": [100 - 100 * share for share in accumulate(part.requested_share for part in shares)][:-1],
+        "tokens": show_count(thin[-1].sum()),
+    }
 
 
 def measure_lengths(facts: Facts) -> Section | None:
-    """Return the histogram of document lengths as a chart and a table; None if no whole document was counted."""
+    """Return a histogram of document lengths as a table; None if no whole document was counted."""
     figures = _figures(facts)
     if figures is None or not figures.documents:
         return None
-    mean = f"{figures.mean_tokens:,.0f}"
     used = [bucket for bucket in range(len(figures.lengths)) if figures.lengths[bucket]]
     counts = {bucket: int(figures.lengths[bucket]) for bucket in range(used[0], used[-1] + 1)}
-    labels = [_show_power(bucket_range(bucket)[0]) for bucket in counts]
-    title = f"Lengths of {figures.documents:,} documents; {mean} tokens on average"
-    chart = make_columns(title, labels, list(counts.values()), show_count)
     rows = []
     for bucket, count in counts.items():
         share = f"{100 * count / figures.documents:.1f} %"
         rows.append(["{:,} to {:,}".format(*bucket_range(bucket)), f"{count:,}", share])
     columns = {"tokens": "name", "documents": "number", "share": "number"}
     table = Table(columns, rows, bars=list(counts.values()))
-    return {"mean": mean, "longest": f"{figures.longest:,}", "chart": chart, "table": table}
-
-
-def _show_power(tokens: int) -> str:
-    """Format a power of two: `512`, `4k`, `2M`."""
-    if tokens < 2**10:
-        return str(tokens)
-    return f"{tokens // 2**10}k" if tokens < 2**20 else f"{tokens // 2**20}M"
+    return {"mean": f"{figures.mean_tokens:,.0f}", "longest": f"{figures.longest:,}", "table": table}
 
 
 def list_tokens(facts: Facts) -> Section | None:

@@ -1,6 +1,6 @@
 """Read everything that the report needs from the files of an output folder.
 
-Next, `runs.py` and `contents.py` turn these facts into texts, tables and charts, a `Section` for each part of the page,
+Next, `runs.py` and `contents.py` turn these facts into texts and tables, a `Section` for each part of the page,
 and `page.py` renders the template `page.html` with them.
 """
 
