@@ -1,8 +1,7 @@
 """Measure this machine's cores, memory, memory pressure and disk, and lower this process's priority.
 
-On Linux files under /proc and /sys have all figures. psutil is used only on macOS: loading it takes 40 to 60 ms,
-measuring a process takes twice the processor time, and it lacks control groups, pressure and OOM kills. Unknown
-figures are None or 0, as if there were no shortage.
+Files under /proc and /sys have all figures. (psutil takes 40 to 60 ms to load and twice the processor time for a
+process, and lacks control groups, pressure and OOM kills.) Unknown figures are None or 0, as if there were no shortage.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ import platform
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.units import show_bytes
@@ -29,8 +27,6 @@ _ADDRESS_SPACE_BYTES = 10**9
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _OTHER_FILES = 100  # more than a process ever has open otherwise
 PRIORITIES = ("background", "normal")  # the values of `--priority`, the default first
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +151,11 @@ def offer_to_oom_killer() -> None:
 
 
 def private_memory_bytes(pid: int) -> int | None:
-    """Return a process's memory without files and shared memory; None if unknown. Fast on Linux."""
+    """Return a process's memory without files and shared memory; None if unknown."""
     for line in _read_lines(Path(f"/proc/{pid}/statm")):
         resident, shared = map(int, line.split()[1:3])
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-    # On Linux the process has ended.
-    return _ask_psutil(lambda process: int(process.memory_full_info().uss), pid)
+    return None  # it has ended
 
 
 def own_shared_bytes() -> int:
@@ -175,25 +170,13 @@ def own_memory_bytes() -> int:
 
 
 def process_life(pid: int) -> tuple[str, float] | None:
-    """Return a process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …; empty on macOS) and the
-    processor time of all its threads in seconds; None if unknown."""
+    """Return a process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …) and the processor
+    time of all its threads in seconds; None if unknown."""
     for line in _read_lines(Path(f"/proc/{pid}/stat")):
         fields = line.rpartition(")")[2].split()  # the name before it may contain spaces
         ticks = int(fields[11]) + int(fields[12])
         return fields[0], ticks / os.sysconf("SC_CLK_TCK")
-    return _ask_psutil(lambda process: ("", sum(process.cpu_times()[:2])), pid)
-
-
-def _ask_psutil(question: Callable[[Any], Result], pid: int) -> Result | None:
-    """Ask psutil about a process on macOS; None on Linux, or if the process has ended."""
-    if sys.platform == "linux":
-        return None
-    import psutil
-
-    try:
-        return question(psutil.Process(pid))
-    except (psutil.Error, OSError):
-        return None
+    return None
 
 
 def oom_kills() -> int:
@@ -207,13 +190,9 @@ def _machine_memory() -> MemoryLimit:
     if "MemAvailable:" in figures:
         available, total = (int(figures[name]) * 1024 for name in ("MemAvailable:", "MemTotal:"))
         return MemoryLimit("the machine", available, total)
-    if sys.platform == "linux":  # a sandbox without /proc: half of the total is a cautious guess
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return MemoryLimit("the machine", total // 2, total)
-    import psutil
-
-    memory = psutil.virtual_memory()
-    return MemoryLimit("the machine", memory.available, memory.total)
+    # A sandbox without /proc: half of the total is a cautious guess.
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return MemoryLimit("the machine", total // 2, total)
 
 
 def _cgroup_folders(controller: str) -> list[Path]:
