@@ -55,13 +55,10 @@ class Monitor:
         self._reported_failures: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=[self._update], name="monitor", daemon=True)
-        self._report_thread = threading.Thread(
-            target=self._watch, args=[self._update_report], name="reporter", daemon=True
-        )
+        self._reporter = threading.Thread(target=self._watch, args=[self._update_report], name="reporter", daemon=True)
 
     @property
     def peak_bytes(self) -> int:
-        """The peak memory of all processes together."""
         return max(self._earlier_peak_bytes, self.executor.peak_bytes)
 
     def replace_executor(self, executor: Executor, *, is_remote: bool) -> None:
@@ -75,7 +72,7 @@ class Monitor:
         try:
             self._attempt(lambda: self._write_heartbeat(self._take_snapshot(State.STARTING, "")))
             self._thread.start()
-            self._report_thread.start()
+            self._reporter.start()
         except BaseException as error:  # interrupted: record that end
             self.__exit__(type(error), error, None)
             raise
@@ -93,8 +90,8 @@ class Monitor:
         self._attempt(lambda: self._write_heartbeat(last, exit_code_of(error)))
         self._attempt(lambda: self.progress.history.save(self.output.folder))
         # After an error, don't wait: perhaps the user pressed Ctrl-C because the shards can't be read.
-        if self._report_thread.is_alive():
-            self._report_thread.join(_LONGEST_JOIN_AFTER_ERROR_SECONDS if error else _LONGEST_JOIN_SECONDS)
+        if self._reporter.is_alive():
+            self._reporter.join(_LONGEST_JOIN_AFTER_ERROR_SECONDS if error else _LONGEST_JOIN_SECONDS)
         if error is not None:
             self.output.store.hurry(_LONGEST_LAST_SECONDS)
         self._attempt(lambda: self.write_report(alive=False))
@@ -111,15 +108,13 @@ class Monitor:
             self._attempt(update)
 
     def _update(self) -> None:
-        """Take a snapshot, and update the screen and the files."""
         progress = self.progress
         snapshot = self._take_snapshot(*self._state())
         # If one worker waits and others make tokens, that counts as work.
         now, made = time.monotonic(), snapshot.processed_tokens > self._last_tokens
-        waiting = snapshot.state == State.WAITING
-        if waiting and not made:
+        if snapshot.state == State.WAITING and not made:
             progress.waited_seconds += now - self._last_look
-        working = snapshot.state in (State.FETCHING, State.ENCODING) or (waiting and made)
+        working = snapshot.state in (State.FETCHING, State.ENCODING) or (snapshot.state == State.WAITING and made)
         self._speed.add(now, snapshot.processed_tokens, working=working)
         self._fetch_speed.add(now, snapshot.fetched_bytes, working=working)
         self._last_look, self._last_tokens = now, snapshot.processed_tokens
@@ -139,10 +134,10 @@ class Monitor:
 
     def _is_due(self, what: str, every_seconds: float) -> bool:
         now = time.monotonic()
-        due = now >= self._next_time.get(what, 0.0)
-        if due:
-            self._next_time[what] = now + every_seconds
-        return due
+        if now < self._next_time.get(what, 0.0):
+            return False
+        self._next_time[what] = now + every_seconds
+        return True
 
     def _attempt(self, write: Callable[[], object]) -> None:
         """Call `write`. An error in it, be it a full disk or a bug, must not end the run or the monitoring: it is

@@ -52,11 +52,9 @@ class Screen:
         """Show a line, such as the closing lines of a run."""
 
     def tell(self, event: Event) -> None:
-        """Show a loud event."""
         self.say(event.text)
 
-    def warn(self, text: str) -> None:
-        """Show a line that even --quiet does not hide."""
+    def warn(self, text: str) -> None:  # even with --quiet
         print_error(text)
 
     def show(self, snapshot: Snapshot) -> None:
@@ -124,7 +122,6 @@ class BarScreen(Screen):
         self._frame: list[str] = []
         self._waiting = False
         self._stopping = False
-        self._coloured = not os.environ.get("NO_COLOR")
         self._lock = threading.RLock()
 
     def say(self, text: str) -> None:
@@ -156,13 +153,10 @@ class BarScreen(Screen):
 
     def close(self, last: Snapshot) -> None:
         with self._lock:
-            if self._frame:
-                wipe, self._frame = self._wipe(), []
-                self._write(wipe)
+            wipe, self._frame = self._wipe(), []
+            self._write(wipe)
 
     def wipe_sequence(self) -> str:
-        """Return the control characters that erase the bars. Called by a signal handler, so a thread that is drawing
-        gets only a moment to finish."""
         self._lock.acquire(timeout=_LONGEST_LOCK_SECONDS)
         return self._wipe()
 
@@ -174,7 +168,7 @@ class BarScreen(Screen):
         return f"\r\x1b[{rows}A\x1b[J" if rows else ""
 
     def _draw(self) -> str:
-        begin, end = ("\x1b[33m", "\x1b[0m") if self._waiting and self._coloured else ("", "")  # yellow
+        begin, end = ("\x1b[33m", "\x1b[0m") if self._waiting and not os.environ.get("NO_COLOR") else ("", "")  # yellow
         return "".join(f"{begin}{line}{end}\n" for line in self._frame)
 
     def _write(self, text: str) -> None:
@@ -241,7 +235,6 @@ def put_json(values: dict[str, Any]) -> None:
 
 
 def describe(snapshot: Snapshot) -> str:
-    """Return the state of a run in one line."""
     if snapshot.state == State.VERIFYING:
         shards = show_number_of(snapshot.finished_shards, "shard")
         return f"verifying: {snapshot.verified_shards:,} of {shards}"

@@ -28,8 +28,7 @@ from fineweb_shards.watching.screen import describe_machine, describe_tokens
 RUNNING = "running"
 # Different from those of errors.py: these are answers, not failures.
 EXIT_CODES: dict[str, int] = {State.COMPLETE: 0, RUNNING: 20, State.STOPPED: 21}
-# Without a heartbeat for this long, the run is suspended, or the machine was asleep.
-_SILENT_SECONDS = 60.0
+_SILENT_SECONDS = 60.0  # without a heartbeat: `status` says why that may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,6 @@ def show_status(status: Status, *, as_json: bool) -> None:
 
 
 def status_values(status: Status) -> dict[str, Any]:
-    """Return a status as values for JSON."""
     return {
         "state": status.state,
         **folder_values(status.store, status.manifest),
@@ -85,6 +83,11 @@ def status_values(status: Status) -> dict[str, Any]:
 
 def folder_values(store: Store, manifest: Manifest | None) -> dict[str, Any]:
     """Return the contents of a folder's finished shards as values for JSON."""
+    shuffle = None
+    if manifest and manifest.is_shuffled:
+        piles = manifest.piles.count if manifest.piles else 0
+        values = {"seed": manifest.settings["shuffle"], "pass_number": manifest.pass_number, "piles": piles}
+        shuffle = {**values, "piled_tokens": manifest.piled_tokens}
     return {
         "folder": store.location,
         "shards": manifest.shard_count if manifest else 0,
@@ -92,14 +95,8 @@ def folder_values(store: Store, manifest: Manifest | None) -> dict[str, Any]:
         "documents": manifest.documents if manifest else 0,
         "bytes": sum(shard.bytes for shard in manifest.shards) if manifest else 0,
         "parts": [asdict(part) for part in shares_in(manifest)] if manifest else [],
-        "shuffle": _shuffle_values(manifest) if manifest and manifest.is_shuffled else None,
+        "shuffle": shuffle,
     }
-
-
-def _shuffle_values(manifest: Manifest) -> dict[str, int]:
-    piles = manifest.piles.count if manifest.piles else 0
-    values = {"seed": manifest.settings["shuffle"], "pass_number": manifest.pass_number, "piles": piles}
-    return {**values, "piled_tokens": manifest.piled_tokens}
 
 
 def describe_shuffle(manifest: Manifest) -> str:
@@ -161,7 +158,10 @@ def describe_status(status: Status) -> str:
         now = heartbeat.snapshot.state
         if now == State.ENCODING:  # the second pass of a shuffle does not
             now = heartbeat.snapshot.pass_name or now
-        return f"{RUNNING}, {_describe_silence(heartbeat)}{reason or now}"
+        age, silence = time.time() - heartbeat.written, ""
+        if age > _SILENT_SECONDS:
+            silence = f"no heartbeat for {show_seconds(age)}: suspended, still starting, or the machine was asleep; "
+        return f"{RUNNING}, {silence}{reason or now}"
     if status.state == State.STOPPED:
         if code is None:
             return f"stopped: killed, or a power cut; last heartbeat {written}"
@@ -169,14 +169,6 @@ def describe_status(status: Status) -> str:
     if code:
         return f"complete, but the run ended with exit code {code}: {reason}"
     return f"complete since {written}"
-
-
-def _describe_silence(heartbeat: Heartbeat) -> str:
-    """Say that an active run has had no heartbeat for too long; else return an empty text."""
-    age = time.time() - heartbeat.written
-    if age <= _SILENT_SECONDS:
-        return ""
-    return f"no heartbeat for {show_seconds(age)}: suspended, still starting, or the machine was asleep; "
 
 
 def _run_rows(heartbeat: Heartbeat) -> list[tuple[str, str]]:

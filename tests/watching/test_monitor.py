@@ -235,7 +235,7 @@ def test_a_look_that_fails_is_logged_and_the_next_one_comes(
     """In its own thread: it goes on looking, and the heartbeat comes back when the fault is gone."""
     monitor, progress, folder = watched
     monkeypatch.setattr(monitor_module, "LOOK_EVERY_SECONDS", 0.001)
-    threads = {monitor._thread, monitor._report_thread}
+    threads = {monitor._thread, monitor._reporter}
     failures = []
     again = threading.Event()
     right = getattr(Monitor, part)
