@@ -109,7 +109,6 @@ def measure_lengths(facts: Facts) -> Section | None:
 
 
 def list_tokens(facts: Facts) -> Section | None:
-    """Return the most frequent tokens; None before the first shard is finished."""
     figures = _figures(facts)
     if figures is None:
         return None
@@ -193,7 +192,6 @@ def list_shards(facts: Facts) -> Section | None:
 
 
 def list_settings(facts: Facts) -> Table | None:
-    """Return a table of settings, input and versions; None before the first manifest."""
     manifest, heartbeat = facts.status.manifest, facts.status.heartbeat
     if manifest is None:
         return None

@@ -24,7 +24,6 @@ FILE_NAME = "report.html"
 
 
 def report_path(folder: Path) -> Path:
-    """Return the path of the report about an output folder."""
     return folder / WORK_FOLDER / FILE_NAME
 
 

@@ -47,7 +47,6 @@ def write_report(store: Store, *, alive: bool | None = None, path: Path | None =
 
 
 def render_page(facts: Facts) -> str:
-    """Return the page as HTML."""
     from markupsafe import Markup
 
     style = (resources.files(__package__) / "page.css").read_text("utf-8")

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from fineweb_shards.report.facts import Facts, Section, Table, show_moment
 from fineweb_shards.units import show_bytes, show_count, show_seconds
-from fineweb_shards.watching.run_files import WAIT, RunRecord
+from fineweb_shards.watching.run_files import WAIT
 from fineweb_shards.watching.status import RUNNING, describe_status, resume_command
 
 _SHOWN_RUNS = 100
@@ -82,29 +82,28 @@ def list_runs(facts: Facts) -> Section | None:
     ends.append(manifest.tokens + manifest.piled_tokens if manifest is not None else runs[-1].first_tokens)
     kept = [(run, max(0, end - run.first_tokens)) for run, end in zip(runs, ends, strict=True)]
     active = runs[-1] if facts.status.state == RUNNING else None
-    rows = [_run_row(run, tokens, active=run is active) for run, tokens in kept]
+    rows = []
+    for run, kept_tokens in kept:
+        made_tokens = max(run.new_tokens, kept_tokens)  # the history lacks a killed run's last seconds
+        began, ended = show_moment(run.begin), show_moment(run.end)
+        if began.split()[0] == ended.split()[0]:
+            ended = ended.split()[1]  # the same day
+        row = [
+            f"{run.number:,}",
+            began,
+            "" if run is active else ended,
+            "running" if run is active else run.ending or "killed, or a power cut",
+            run.describe_waits() or "never",
+            show_count(made_tokens),
+            "" if run is active else show_count(kept_tokens),
+            show_count(made_tokens / run.work_seconds) if run.work_seconds >= 1 else "",
+            show_bytes(run.fetched_bytes),
+        ]
+        rows.append(row)
     shown = len(_RUN_COLUMNS) if any(run.fetched_bytes for run in runs) else len(_RUN_COLUMNS) - 1
     table = Table(dict([*_RUN_COLUMNS.items()][:shown]), [row[:shown] for row in rows])
     lost_tokens = any(run.new_tokens > tokens for run, tokens in kept)
     return {"table": table, "lost_tokens": lost_tokens, "passes": manifest is not None and manifest.is_shuffled}
-
-
-def _run_row(run: RunRecord, kept_tokens: int, *, active: bool) -> list[str]:
-    made_tokens = max(run.new_tokens, kept_tokens)  # the history lacks a killed run's last seconds
-    began, ended = show_moment(run.begin), show_moment(run.end)
-    if began.split()[0] == ended.split()[0]:
-        ended = ended.split()[1]  # the same day
-    return [
-        f"{run.number:,}",
-        began,
-        "" if active else ended,
-        "running" if active else run.ending or "killed, or a power cut",
-        run.describe_waits() or "never",
-        show_count(made_tokens),
-        "" if active else show_count(kept_tokens),
-        show_count(made_tokens / run.work_seconds) if run.work_seconds >= 1 else "",
-        show_bytes(run.fetched_bytes),
-    ]
 
 
 def list_marks(facts: Facts) -> Section | None:

@@ -116,8 +116,6 @@ def last_lines(folder: Path, count: int) -> list[str]:
 
 
 class State(StrEnum):
-    """What a run is doing."""
-
     STARTING = "starting"
     FETCHING = "fetching"  # and encoding: the input is on the hub
     ENCODING = "encoding"
@@ -187,7 +185,6 @@ class Snapshot:
 
     @property
     def processed_tokens(self) -> int:
-        """The tokens of both passes."""
         return self.tokens + self.other_pass_tokens
 
     @property
@@ -234,7 +231,6 @@ class Heartbeat:
 
 
 def current_invocation(command: str) -> Invocation:
-    """Return the invocation of this process; `command` would start it again."""
     return Invocation(command, os.getcwd(), os.getpid(), time.time(), socket.gethostname())
 
 
@@ -246,17 +242,14 @@ def load_heartbeat(folder: Path) -> Heartbeat | None:
             return None
         heartbeat = make(Heartbeat, data)
         # `status` divides, and turns seconds into dates.
-        check_moment(heartbeat.written)
+        for moment in (0.0, heartbeat.snapshot.seconds_left or 0.0):
+            check_moment(heartbeat.written + moment)
         check_moment(heartbeat.invocation.started)
-        check_moment(heartbeat.written + (heartbeat.snapshot.seconds_left or 0.0))
         os.fsencode(heartbeat.invocation.folder)
-        if heartbeat.snapshot.shard_size_tokens < 1 or "\0" in heartbeat.invocation.folder:
-            return None
-        if not 0 <= heartbeat.snapshot.pass_number < len(PASS_NAMES):
-            return None
     except (OSError, ValueError):
         return None
-    return heartbeat
+    is_wrong = heartbeat.snapshot.shard_size_tokens < 1 or "\0" in heartbeat.invocation.folder
+    return None if is_wrong or not 0 <= heartbeat.snapshot.pass_number < len(PASS_NAMES) else heartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,14 +328,12 @@ class History:
             self.runs = [*self.runs, RunRecord(number, now, now, tokens, tokens)][-MAXIMUM_RUNS:]
 
     def end_run(self, ending: str) -> None:
-        """Record that the run has ended, and how."""
         now = time.time()
         with self._lock:
             self._close_waits(now)
             self._update_run(end=now, ending=safe_text(ending, _MARK_CHARACTERS))
 
     def update(self, snapshot: Snapshot) -> None:
-        """Record the current state of the run."""
         tokens, waited = snapshot.processed_tokens, snapshot.waited_seconds
         with self._lock:
             self._update_run(
@@ -365,7 +356,6 @@ class History:
                 self._count_wait(cause, 1, 0.0)
 
     def end_wait(self, cause: str) -> None:
-        """Record that the wait for `cause` is over."""
         with self._lock:
             self._close_waits(time.time(), cause)
 
@@ -382,8 +372,7 @@ class History:
         if self.runs:
             known = self.runs[-1].waited
             before = known.get(cause, Waited())
-            now = Waited(before.count + count, before.seconds + seconds)
-            self._update_run(waited={**known, cause: now})
+            self._update_run(waited={**known, cause: Waited(before.count + count, before.seconds + seconds)})
 
     def _update_run(self, **changes: Any) -> None:
         if self.runs:
