@@ -15,7 +15,7 @@ from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags
 from fineweb_shards.commands.targets import read_store
 from fineweb_shards.errors import UsageError
 from fineweb_shards.reading.verify import check_folder
-from fineweb_shards.report.facts import report_path
+from fineweb_shards.report.contents import report_path
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.config_sources import load_config, parse_mixed

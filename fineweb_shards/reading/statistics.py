@@ -82,7 +82,6 @@ class TokenStatistics:
 
     @property
     def documents(self) -> int:
-        """The number of documents in the histogram."""
         return int(self.lengths.sum())
 
     @property
@@ -92,13 +91,11 @@ class TokenStatistics:
 
     @property
     def text_bytes(self) -> int:
-        """The number of text bytes of all tokens."""
         lengths = [len(token) for token in load_token_bytes(self.vocabulary).token_bytes]
         return int(self.frequencies[: len(lengths)] @ np.array(lengths, np.int64))
 
     @property
     def outside(self) -> int:
-        """The number of tokens outside the vocabulary."""
         return int(self.frequencies[self.vocabulary.size])
 
     @property
@@ -138,7 +135,6 @@ def count_tokens(tokens: Tokens, vocabulary: Vocabulary) -> TokenStatistics:
 
 
 def count_blocks(blocks: Iterable[Tokens], vocabulary: Vocabulary) -> TokenStatistics:
-    """Count the tokens of adjacent blocks."""
     return sum((count_tokens(block, vocabulary) for block in blocks), empty_statistics(vocabulary))
 
 
@@ -158,13 +154,13 @@ def read_tokens(store: Store, shard_format: ShardFormat, record: ShardRecord, be
     short."""
     count = max(0, min(most, record.tokens - begin))
     first = max(record.offset, shard_format.header_bytes)
+    start = first + shard_format.size_bytes(begin)
     try:
         found = store.find(record.name)
         if found is None:
             raise DamageError(f"{record.name}: missing.")
         if found.size_bytes < first + shard_format.size_bytes(record.tokens):
             raise DamageError(f"{record.name}: its length differs from the manifest.")
-        start = first + shard_format.size_bytes(begin)
         data = store.read_range(found, start, start + shard_format.size_bytes(count))
     except OSError as error:
         raise DamageError(f"{record.name}: {error.strerror or error}.") from error

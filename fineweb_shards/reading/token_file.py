@@ -82,7 +82,6 @@ def is_address(location: str | Path) -> TypeGuard[str]:
 
 
 def split_location(location: str | Path) -> tuple[str, str]:
-    """Split the path or address of a file into that of its folder, and its name."""
     if not is_address(location):
         return str(Path(location).parent), Path(location).name
     folder, _, name = location.rstrip("/").rpartition("/")
@@ -90,7 +89,6 @@ def split_location(location: str | Path) -> tuple[str, str]:
 
 
 def open_folder(location: str | Path) -> TokenFolder:
-    """Open a folder by its path or address."""
     if is_address(location):
         return TokenFolder(open_store_to_read(location, Observer(), refusal=InputError))
     return TokenFolder(FolderStore(Path(location)))
@@ -109,7 +107,6 @@ class TokenFile:
 
     @property
     def address(self) -> str:
-        """The user's name for it."""
         return self.folder.address(self.name)
 
     @property
@@ -173,15 +170,12 @@ def open_file_in(folder: TokenFolder, name: str) -> TokenFile:
     try:
         start, size = _read_start(folder, name)
         contents = _parse_header(start, size) or _find_bare_tokens(folder, name, start, size)
-    except _NoTokensError as error:
-        raise _refused(address, str(error)) from error
     except OSError as error:
         raise _refused(address, error.strerror or str(error)) from error
     return TokenFile(folder, name, *contents)
 
 
 def open_files_in(folder: TokenFolder, names: Iterable[str]) -> list[TokenFile]:
-    """Open several files of a folder, in this order."""
     if not folder.store.is_remote:
         return [open_file_in(folder, name) for name in names]
     return list(map_in_background(lambda name: open_file_in(folder, name), names, _REQUESTS_AT_ONCE))
@@ -257,11 +251,10 @@ def file_before(file: TokenFile) -> TokenFile | None:
 
 
 def _layout_of(name: str) -> Layout | None:
-    """Return the layout whose token files have such a name; None if there is none."""
     return next((layout for layout in LAYOUTS.values() if layout.holds_tokens(name)), None)
 
 
-class _NoTokensError(Exception):
+class _NoTokensError(OSError):
     """Why a file is not a token file, or can't be read as one."""
 
 
@@ -270,7 +263,6 @@ def _refused(address: str, why: str) -> InputError:
 
 
 def _read_start(folder: TokenFolder, name: str) -> tuple[bytes, int]:
-    """Return the first bytes of a file, and its size."""
     store = folder.store
     found = store.find(name)
     if found is not None and found.named:

@@ -54,8 +54,6 @@ _REMOTE_AT_ONCE = 8  # regardless of the cores, because most of the time is wait
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of `verify` for a folder."""
-
     manifest: Manifest
     damages: list[str]  # a sentence each, beginning with the file's name
     untracked: list[str]  # files that a loader would read but the manifest does not name
@@ -82,14 +80,11 @@ def check_folder(
     found = [show_number_of(damaged, "damaged file")] if damaged else []
     hint = None
     if strays:  # a build remakes damaged files, but ignores these
-        do = "does" if strays == 1 else "do"
-        found.append(f"{show_number_of(strays, 'file')} that {do} not belong there")
+        found.append(f"{show_number_of(strays, 'file')} that {'does' if strays == 1 else 'do'} not belong there")
         hint = "Move the files named above away, or delete them."
         if damaged:
-            hint = (
-                "Move files that are not in the manifest away, or delete them. Delete the damaged files and rerun the "
-                "same build, which remakes them."
-            )
+            hint = "Move files that are not in the manifest away, or delete them. Delete the damaged files and rerun "
+            hint += "the same build, which remakes them."
     if not alone and store.is_locked():
         hint = "A build is running here: stop it, or wait for its end, and verify again."
     raise DamageError(f"{store.location}: {' and '.join(found)}.", hint)
@@ -149,7 +144,6 @@ def _damaged_records(
 
 
 def _damaged_sidecars(store: Store, manifest: Manifest) -> list[str]:
-    """Check the sidecars of a complete folder."""
     if not manifest.complete:
         return []
     everything = store.find_all(with_sidecars(manifest, {record.name for record in manifest.shards}))
@@ -237,7 +231,6 @@ def read_stream(store: Store, manifest: Manifest, start: int, split: Split | Non
 
 
 def _gather(parts: Iterable[Span]) -> Iterator[Span]:
-    """Join small spans into larger ones."""
     waiting: list[Span] = []
     tokens = 0
     for part in parts:
@@ -314,15 +307,13 @@ def _read(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord
             temporary = tempfile.TemporaryDirectory(prefix="fineweb-shards-", ignore_cleanup_errors=True)
             folder = Path(stack.enter_context(temporary))
 
-        def check(number: int) -> Future[Path | None]:
-            record = wanted[number][0]
+        def check(record: ShardRecord) -> Future[Path | None]:
             return in_background(partial(_check_ahead, store, shard_format, files[record.name], record, folder))
 
-        ahead = [check(0)] if wanted else []
-        for number, (record, skip) in enumerate(wanted):
+        ahead = [check(record) for record, _ in wanted[:1]]
+        for number, (record, skip) in enumerate(wanted, 1):
             copy = ahead.pop().result()
-            if number + 1 < len(wanted):
-                ahead.append(check(number + 1))
+            ahead += [check(following) for following, _ in wanted[number : number + 1]]
             yield from _read_segment(store, shard_format, record, skip, copy)
 
 

@@ -1,22 +1,50 @@
-"""Make the report's sections about the content of the shards: the parts of a mix, document lengths, frequent tokens,
-omissions, the files with their hashes, and the settings."""
+"""Read what the report needs from the files of an output folder, and turn it into texts and tables, a `Section` for
+each part of the page; `page.py` renders the template `page.html` with them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fineweb_shards.reading.statistics import TokenStatistics, bucket_range, spell
-from fineweb_shards.report.facts import Facts, Section, Table
+from fineweb_shards.errors import ShardError
+from fineweb_shards.reading.statistics import (
+    FolderStatistics,
+    Sample,
+    TokenStatistics,
+    bucket_range,
+    count_sample,
+    spell,
+    take_samples,
+)
 from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.units import show_bytes, show_count, show_number_of
+from fineweb_shards.store.store import Store
+from fineweb_shards.system.own_files import WORK_FOLDER
+from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.mix_shares import shares_in, show_share
-from fineweb_shards.watching.run_files import PartShare
-from fineweb_shards.watching.status import describe_shuffle
+from fineweb_shards.watching.run_files import WAIT, History, PartShare, load_history
+from fineweb_shards.watching.status import (
+    RUNNING,
+    Status,
+    describe_shuffle,
+    describe_status,
+    read_status,
+    resume_command,
+)
 
+FILE_NAME = "report.html"
+_SAMPLES = 5
+_SHOWN_RUNS = 100
+_SHOWN_MARKS = 100
+_RUN_COLUMNS = {
+    "run": "number", "began": "name", "ended": "name", "how it ended": "text", "waited": "text",
+    "tokens made": "number", "kept": "number", "tokens/s": "number", "fetched": "number",
+}  # fmt: skip
 _STRETCHES = 150  # of the chart of a mix
 _SHOWN_TOKENS = 25
 _SHOWN_QUARANTINED = 100
@@ -35,6 +63,152 @@ LEFT_OUT = (
     ("short_documents", "Left out by --min-tokens", "document", ""),
     ("long_documents", "Left out by --max-document-tokens", "document", ""),
 )
+
+Section = dict[str, Any]  # a part of the page, by the names in page.html
+
+
+def report_path(folder: Path) -> Path:
+    return folder / WORK_FOLDER / FILE_NAME
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The input of a report."""
+
+    status: Status
+    history: History
+    figures: FolderStatistics = field(default_factory=FolderStatistics)
+    samples: list[Sample] = field(default_factory=list)
+    problem: str = ""  # why there are no statistics
+    gathered: float = field(default_factory=time.time)  # seconds since 1970
+
+
+def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
+    """Read the files of a folder. If a shard is damaged or unreadable, the page has no statistics. `alive`: whether a
+    run is active there, if known."""
+    status, history = read_status(store, alive=alive), load_history(store.folder)
+    if status.manifest is None or not status.manifest.shards:
+        return Facts(status, history)
+    records = status.manifest.shards
+    shard_format = status.manifest.shard_format
+    try:
+        figures = count_sample(store, shard_format, records, in_order=status.manifest.split_rule.is_in_order)
+        return Facts(status, history, figures, take_samples(store, shard_format, records, _SAMPLES))
+    except ShardError as error:
+        return Facts(status, history, problem=error.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of texts."""
+
+    columns: Mapping[str, str]  # headings and their kinds: number, name, text, token, hash or part, see page.css
+    rows: Sequence[Sequence[str]]
+    heads: bool = False  # the first cell of a row names it
+    bars: Sequence[float] = ()  # a value above 0 for each row, drawn beside its last cell
+
+
+def show_moment(seconds: float) -> str:
+    """Format seconds since 1970 as `2026-11-17 14:05:09`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def make_headline(facts: Facts) -> Section:
+    """Return the facts at the top of the page."""
+    status, source = facts.status, ""
+    if status.manifest is not None:
+        parts = [part for part in status.manifest.parts if part.files]
+        commits = [f", commit {part.commit[:10]}" if part.commit else "" for part in parts]
+        source = " + ".join(part.label + commit for part, commit in zip(parts, commits, strict=True))
+    return {
+        "name": status.store.name,
+        "source": source,
+        "state": status.state,
+        "words": describe_status(status),
+        "command": resume_command(status),
+        "figures": list(_list_figures(facts)),
+    }
+
+
+def _list_figures(facts: Facts) -> Iterator[tuple[str, str]]:
+    manifest, heartbeat, runs = facts.status.manifest, facts.status.heartbeat, facts.history.runs
+    running = heartbeat is not None and facts.status.state == RUNNING
+    if heartbeat is not None and running:
+        now = heartbeat.snapshot
+        in_pass, of_both = (f" in pass {now.pass_number} of 2", " of both") if now.pass_number else ("", "")
+        share = f" ({100 * now.share:.1f} %{of_both})" if now.share is not None else ""
+        yield f"tokens so far{in_pass}", f"{show_count(now.tokens)}{share}"
+        if now.seconds_left is not None:
+            yield "time left", show_seconds(now.seconds_left)
+        if now.tokens_per_second:
+            yield "tokens/s now", show_count(now.tokens_per_second)
+    if manifest is not None:
+        if not running:
+            yield "tokens", f"{manifest.tokens:,}"
+        yield "documents", f"{manifest.documents:,}"
+        yield "finished shards", f"{manifest.shard_count:,}"
+        yield "on disk", show_bytes(sum(record.bytes for record in manifest.shards))
+        if manifest.seconds and manifest.tokens:
+            yield "working time, without waits", show_seconds(manifest.seconds)
+            if manifest.complete or not manifest.is_shuffled:  # else much of the time was spent on future shards
+                yield "tokens/s while working", show_count(manifest.tokens / manifest.seconds)
+    if len(runs) > 1:
+        yield "runs", f"{len(runs):,}"
+    if (waited_seconds := sum(run.stood_still_seconds for run in runs)) >= 1:
+        yield "time waited", show_seconds(waited_seconds)
+    if fetched_bytes := sum(run.fetched_bytes for run in runs):
+        yield "fetched", show_bytes(fetched_bytes)
+        if work_seconds := sum(run.work_seconds for run in runs):
+            yield "fetched per second of work", show_bytes(fetched_bytes / work_seconds)
+    if manifest is not None and manifest.peak_memory_bytes:
+        yield "peak memory", show_bytes(manifest.peak_memory_bytes)
+    if facts.figures.statistics.tokens:
+        yield "bytes per token", f"{facts.figures.statistics.bytes_per_token:.2f}"
+
+
+def list_runs(facts: Facts) -> Section | None:
+    """Return a table with a row for each run; None if no run is known."""
+    runs, manifest = facts.history.runs[-_SHOWN_RUNS:], facts.status.manifest
+    if not runs:
+        return None
+    # The tokens that a run left in finished shards or recorded piles; the next run began after them.
+    ends = [after.first_tokens for _, after in pairwise(runs)]
+    ends.append(manifest.tokens + manifest.piled_tokens if manifest is not None else runs[-1].first_tokens)
+    kept = [(run, max(0, end - run.first_tokens)) for run, end in zip(runs, ends, strict=True)]
+    active = runs[-1] if facts.status.state == RUNNING else None
+    rows = []
+    for run, kept_tokens in kept:
+        made_tokens = max(run.new_tokens, kept_tokens)  # the history lacks a killed run's last seconds
+        began, ended = show_moment(run.begin), show_moment(run.end)
+        if began.split()[0] == ended.split()[0]:
+            ended = ended.split()[1]  # the same day
+        row = [
+            f"{run.number:,}",
+            began,
+            "" if run is active else ended,
+            "running" if run is active else run.ending or "killed, or a power cut",
+            run.describe_waits() or "never",
+            show_count(made_tokens),
+            "" if run is active else show_count(kept_tokens),
+            show_count(made_tokens / run.work_seconds) if run.work_seconds >= 1 else "",
+            show_bytes(run.fetched_bytes),
+        ]
+        rows.append(row)
+    shown = len(_RUN_COLUMNS) if any(run.fetched_bytes for run in runs) else len(_RUN_COLUMNS) - 1
+    table = Table(dict([*_RUN_COLUMNS.items()][:shown]), [row[:shown] for row in rows])
+    lost_tokens = any(run.new_tokens > tokens for run, tokens in kept)
+    return {"table": table, "lost_tokens": lost_tokens, "passes": manifest is not None and manifest.is_shuffled}
+
+
+def list_marks(facts: Facts) -> Section | None:
+    """Return a table with a row for each wait and each fault; None if there were none."""
+    marks, rows = facts.history.marks, []
+    for mark in marks[-_SHOWN_MARKS:]:
+        waited = "still waiting" if mark.end is None else f"waited {show_seconds(mark.end - mark.time)}"
+        rows.append([show_moment(mark.time), waited if mark.kind == WAIT else mark.kind, mark.text])
+    table = Table({"when": "name", "what": "text", "more": "text"}, rows)
+    summary = f"All {len(marks):,}" if len(marks) == len(rows) else f"The last {len(rows):,} of {len(marks):,}"
+    return {"table": table, "summary": summary} if marks else None
 
 
 def list_parts(facts: Facts) -> Section | None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fineweb_shards import __version__
-from fineweb_shards.report import contents, runs
-from fineweb_shards.report.facts import Facts, gather_facts, report_path, show_moment
+from fineweb_shards.report import contents
+from fineweb_shards.report.contents import Facts, gather_facts, report_path, show_moment
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import output_error, write_quickly
 from fineweb_shards.system.own_files import claim_folder
@@ -55,9 +55,9 @@ def render_page(facts: Facts) -> str:
         style=Markup(style),  # our own file, and the only text that is not escaped
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         refresh_seconds=_REFRESH_SECONDS if facts.status.state == RUNNING else None,
-        headline=runs.make_headline(facts),
-        runs=runs.list_runs(facts),
-        marks=runs.list_marks(facts),
+        headline=contents.make_headline(facts),
+        runs=contents.list_runs(facts),
+        marks=contents.list_marks(facts),
         parts=contents.list_parts(facts),
         shards=contents.list_shards(facts),
         lengths=contents.measure_lengths(facts),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.report import facts
-from fineweb_shards.report.facts import Facts
+from fineweb_shards.report import contents
+from fineweb_shards.report.contents import Facts
 from fineweb_shards.report.page import render_page, write_report
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest_file import save_manifest
@@ -81,11 +81,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     History(waits + faults).save(folder)
     snapshot = replace(SNAPSHOT, reason=PAYLOADS[0])
     Heartbeat(time.time(), Invocation(PAYLOADS[2] * 9, "/", 1, 0.0), snapshot, 3).save(folder)
-    few_samples, facts._SAMPLES = facts._SAMPLES, 400
+    few_samples, contents._SAMPLES = contents._SAMPLES, 400
     try:
         return write_report(FolderStore(folder)).as_uri()
     finally:
-        facts._SAMPLES = few_samples
+        contents._SAMPLES = few_samples
 
 
 @pytest.mark.parametrize(("width", "dark"), VIEWS)

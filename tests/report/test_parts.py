@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.report.contents import list_parts
-from fineweb_shards.report.facts import Facts, Section, Table
+from fineweb_shards.report.contents import Facts, Section, Table, list_parts
 from fineweb_shards.report.page import render_page
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest import Manifest

@@ -22,9 +22,8 @@ from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.reading import statistics as shard_statistics
 from fineweb_shards.reading.statistics import bucket_range, count_sample, spell, take_samples
-from fineweb_shards.report import facts
-from fineweb_shards.report.contents import count_left_out
-from fineweb_shards.report.facts import gather_facts
+from fineweb_shards.report import contents
+from fineweb_shards.report.contents import count_left_out, gather_facts
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
@@ -92,7 +91,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def page_of(folder: Path, monkeypatch: pytest.MonkeyPatch, samples: int = 5) -> str:
-    monkeypatch.setattr(facts, "_SAMPLES", samples)
+    monkeypatch.setattr(contents, "_SAMPLES", samples)
     return write_report(FolderStore(folder)).read_text("utf-8")
 
 
@@ -131,7 +130,7 @@ def test_the_policy_allows_the_style_sheet_and_nothing_else(finished: Path, monk
 
 def test_nothing_goes_around_the_escaping() -> None:
     """No template says that a text is safe, and one line of code does: for the style sheet."""
-    room = Path(facts.__file__).parent
+    room = Path(contents.__file__).parent
     for template in room.glob("*.html"):
         assert not re.search(r"\|\s*safe|autoescape|Markup", template.read_text()), template.name
     calls = [line for path in room.glob("*.py") for line in path.read_text().splitlines() if "Markup(" in line]

@@ -16,7 +16,7 @@ import pytest
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
-from fineweb_shards.report.facts import gather_facts
+from fineweb_shards.report.contents import gather_facts
 from fineweb_shards.report.page import render_page
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.durable import FolderLock
