@@ -34,8 +34,6 @@ _CONTEXT_BYTES = 80
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The files to inspect, in order, and how to read them."""
-
     location: str
     files: tuple[token_file.TokenFile, ...]
     eot_first: bool

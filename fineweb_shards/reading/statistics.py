@@ -10,8 +10,10 @@ the parent 3 ns.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +120,6 @@ def empty_statistics(vocabulary: Vocabulary) -> TokenStatistics:
 
 
 def count_tokens(tokens: Tokens, vocabulary: Vocabulary) -> TokenStatistics:
-    """Count the tokens of one block."""
     places = vocabulary.find_eots(tokens)
     lengths = np.diff(places) - 1
     outside = np.int64(vocabulary.size)  # all invalid ids count as this one
@@ -150,8 +151,7 @@ def _bucket_counts(lengths: Counted) -> Counted:
 
 
 def read_tokens(store: Store, shard_format: ShardFormat, record: ShardRecord, begin: int, most: int) -> Tokens:
-    """Read at most `most` tokens of a record, without checking hashes; DamageError if its file is missing or too
-    short."""
+    """Read at most `most` tokens of a record, not checking hashes; DamageError for a missing or short file."""
     count = max(0, min(most, record.tokens - begin))
     first = max(record.offset, shard_format.header_bytes)
     start = first + shard_format.size_bytes(begin)
@@ -178,8 +178,7 @@ class FolderStatistics:
 def count_sample(
     store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], *, in_order: bool
 ) -> FolderStatistics:
-    """Count the beginnings of shards spread evenly over a folder. `in_order`: the records are consecutive in the
-    stream, so documents may span them."""
+    """Count the beginnings of shards all over a folder. `in_order`: documents may span consecutive records."""
     step = max(1, -(-len(records) // _SAMPLED_SHARDS))
     total = empty_statistics(shard_format.vocabulary)
     whole = True
@@ -211,25 +210,21 @@ class Sample:
 
 def take_samples(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], count: int) -> list[Sample]:
     """Return samples at `count` places spread evenly over the shards, always the same ones."""
-    total = sum(record.tokens for record in records)
-    places = [total * number // count for number in range(count)]
+    ends = list(accumulate(record.tokens for record in records))
     samples: list[Sample] = []
-    begin = 0
-    for record in records:
-        is_last = record is records[-1]
-        for place in places:
-            if begin <= place < begin + record.tokens:
-                sample = _sample_at(store, shard_format, record, place - begin, is_last)
-                samples += [sample] if sample is not None and sample not in samples else []
-        begin += record.tokens
+    for place in (ends[-1] * number // count for number in range(count)):
+        number = bisect_right(ends, place)
+        record = records[number]
+        begin = ends[number] - record.tokens
+        sample = _sample_at(store, shard_format, record, place - begin, record is records[-1])
+        samples += [sample] if sample is not None and sample not in samples else []
     return samples
 
 
 def _sample_at(
     store: Store, shard_format: ShardFormat, record: ShardRecord, place: int, is_last: bool
 ) -> Sample | None:
-    """Return the next document that begins soon after `place`; None if none does. Unless this is the last shard, it may
-    continue in the next one."""
+    """Return the next document that begins soon after `place`; None if none does."""
     vocabulary = shard_format.vocabulary
     tokens = read_tokens(store, shard_format, record, place, _SEARCH_TOKENS + _SHOWN_TOKENS)
     eots = vocabulary.find_eots(tokens[:_SEARCH_TOKENS])

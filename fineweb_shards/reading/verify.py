@@ -157,8 +157,7 @@ def _at_once(store: Store) -> int:
 
 
 def _check_names(manifest: Manifest, names: Collection[str]) -> tuple[list[str], list[str]]:
-    """Find files that a loader would read but the manifest does not name. Returns the names of those that don't belong
-    there, and of unfinished ones."""
+    """Return files that a loader would read but the manifest does not name: strays, and unfinished ones."""
     known = with_sidecars(manifest, {record.name for record in manifest.shards})
     untracked = find_untracked(names, manifest.layout, known)
     unfinished: set[str] = set()

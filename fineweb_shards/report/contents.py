@@ -73,8 +73,6 @@ def report_path(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Facts:
-    """The input of a report."""
-
     status: Status
     history: History
     figures: FolderStatistics = field(default_factory=FolderStatistics)
@@ -84,8 +82,7 @@ class Facts:
 
 
 def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
-    """Read the files of a folder. If a shard is damaged or unreadable, the page has no statistics. `alive`: whether a
-    run is active there, if known."""
+    """Read the files of a folder; no statistics if a shard is damaged. `alive`: whether a run is active there."""
     status, history = read_status(store, alive=alive), load_history(store.folder)
     if status.manifest is None or not status.manifest.shards:
         return Facts(status, history)
@@ -100,8 +97,6 @@ def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of texts."""
-
     columns: Mapping[str, str]  # headings and their kinds: number, name, text, token, hash or part, see page.css
     rows: Sequence[Sequence[str]]
     heads: bool = False  # the first cell of a row names it
@@ -212,8 +207,7 @@ def list_marks(facts: Facts) -> Section | None:
 
 
 def list_parts(facts: Facts) -> Section | None:
-    """Return a table of the parts of a mix and, unless the stream is shuffled, a chart of their shares along it; None
-    if the input is not a mix."""
+    """Return a table of the parts of a mix and, unless it is shuffled, a chart; None if the input is not a mix."""
     manifest = facts.status.manifest
     shares = shares_in(manifest) if manifest is not None else ()
     if manifest is None or not shares:

@@ -32,8 +32,7 @@ _REFRESH_SECONDS = 60
 
 
 def write_report(store: Store, *, alive: bool | None = None, path: Path | None = None) -> Path:
-    """Write the page, by default into the work folder, and return its path. A run rewrites it every minute and at its
-    end. `alive`: whether a run is active in the folder, if known."""
+    """Write the page, by default into the work folder; return its path. `alive`: whether a run is active there."""
     given, path = path is not None, path or report_path(store.folder)
     page = render_page(gather_facts(store, alive=alive))
     try:
@@ -89,8 +88,7 @@ def _environment() -> Environment:
 
 
 def closing_lines(store: Store, run: RunRecord) -> list[str]:
-    """Return the summary's lines about fetched bytes, waits and the report, as far as there are any. A run that failed
-    to start has no report."""
+    """Return the summary's lines about fetched bytes, waits and the report, if there are any."""
     rows = []
     if run.fetched_bytes:
         speed = show_bytes(run.fetched_bytes / max(run.work_seconds, 1e-9))

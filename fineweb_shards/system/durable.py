@@ -24,13 +24,11 @@ _RETRY_SECONDS = 0.02
 
 
 def is_lock_name(name: str) -> bool:
-    """Return whether a file of the work folder is the lock, or belongs to it. Such files don't show that a run has done
-    any work there."""
+    """Return whether a file of the work folder belongs to the lock, which doesn't show that a run did any work."""
     return name == LOCK_NAME or name.startswith(f"{LOCK_NAME}.")
 
 
 def output_error(path: Path, error: OSError) -> OutputError:
-    """Turn an OSError from writing into one of our errors."""
     if isinstance(error, ForeignFileError):
         return OutputError(f"{error.filename}: {error.strerror}.", error.hint)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -80,8 +78,7 @@ def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
 
 
 def write_quickly(path: Path, data: bytes) -> None:
-    """Replace the content of `path` with `data`, atomically but without fsync, for files that only report progress.
-    Raises OSError."""
+    """Replace the content of `path` atomically but without fsync, for files that only report progress."""
     # A unique name, because another process or thread may be writing the same file.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     file = open_own(temporary, "xb")
@@ -179,8 +176,7 @@ def _try_lock_repeatedly(file: BinaryIO) -> bool:
 
 
 def try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
-    """Lock a file without waiting, exclusively or `shared`; return whether that succeeded. Closing the file and all
-    copies of its descriptor releases the lock."""
+    """Lock a file without waiting; return whether that succeeded. Closing all copies of its descriptor unlocks it."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:

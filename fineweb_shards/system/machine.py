@@ -113,8 +113,7 @@ def _existing(folder: Path) -> Path:
 
 
 def apply_priority(priority: str) -> None:
-    """With `background`, give this process the lowest priority for cores and disks, so that other programs stay fast;
-    `normal` keeps its priority."""
+    """With `background`, give this process the lowest priority for cores and disks; `normal` keeps its priority."""
     if priority != "background":
         return
     os.nice(19)
@@ -125,8 +124,7 @@ def apply_priority(priority: str) -> None:
 
 @contextlib.contextmanager
 def environment(values: Mapping[str, str], remove: Iterable[str] = ()) -> Iterator[None]:
-    """Set environment variables temporarily, except those already set. Also remove the variables in `remove` that a
-    library sets meanwhile."""
+    """Set variables temporarily, except those already set; also remove those in `remove` that a library sets."""
     unset = [name for name in (*values, *remove) if name not in os.environ]
     os.environ.update({name: values[name] for name in unset if name in values})
     try:
@@ -165,7 +163,6 @@ def own_shared_bytes() -> int:
 
 
 def own_memory_bytes() -> int:
-    """Return `private_memory_bytes` of this process; 0 if unknown."""
     return private_memory_bytes(os.getpid()) or 0
 
 

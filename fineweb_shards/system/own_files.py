@@ -42,7 +42,6 @@ class ForeignFileError(OSError):
 
     @property
     def hint(self) -> str:
-        """The next step."""
         if self.errno == errno.EMLINK:
             name, other = shlex.quote(str(self.filename)), shlex.quote(f"{self.filename}.copy")
             return f"It was left alone. Make it a separate file: cp {name} {other} && mv {other} {name}"
@@ -105,8 +104,7 @@ def is_plain_file(path: Path) -> bool:
 
 
 def refuse_other_kinds(path: Path, opened: os.stat_result | None = None, *, writes: bool = False) -> None:
-    """Raise ForeignFileError for anything but a plain file and, if it is opened for `writes`, for a file with other
-    names as well."""
+    """Raise ForeignFileError for anything but a plain file and, if opened for `writes`, one with other names."""
     try:
         state = opened or path.lstat()
     except OSError:

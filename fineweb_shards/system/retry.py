@@ -115,8 +115,7 @@ class Retrier:
 
 
 class Disk(Retrier):
-    """The disk of an output folder. Actions that fail for lack of space are retried up to a time limit, so that an
-    overnight run survives a full disk."""
+    """The disk of an output folder. A run survives a full one overnight: it retries up to a time limit."""
 
     cause = "disk"
     longest_wait_seconds = 10.0

@@ -52,7 +52,6 @@ class SharedBytes:
 
     @property
     def has_descriptor(self) -> bool:
-        """Whether the bytes are in a file, not in this object."""
         return self._own is None
 
     @property

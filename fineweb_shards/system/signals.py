@@ -40,8 +40,7 @@ class Interrupts:
         sys.unraisablehook = self._try_again
 
     def work_is_done(self) -> None:
-        """Raise nothing from now on: only quick work is left, and the exit code must not claim an interruption. A
-        second request still ends the process at once."""
+        """Raise nothing from now on: the exit code must not claim an interruption. A second one still ends it."""
         self._stopping = True
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -87,7 +86,6 @@ def raise_interrupts() -> None:
 
 
 def ignore_signals() -> None:
-    """From now on ignore all signals that would end the process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 

@@ -140,8 +140,7 @@ class Monitor:
         return True
 
     def _attempt(self, write: Callable[[], object]) -> None:
-        """Call `write`. An error in it, be it a full disk or a bug, must not end the run or the monitoring: it is
-        logged, once."""
+        """Call `write`. An error in it, a full disk or a bug, must not end the run or the monitoring: log it, once."""
         try:
             write()
         except BaseException as error:

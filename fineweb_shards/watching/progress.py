@@ -143,8 +143,7 @@ class Progress(Observer):
         self.shard_tokens = 0
 
     def advance(self, tokens: int, shard: int, places: Cursors, taken: tuple[Taken, ...] = ()) -> None:
-        """Add `tokens` packed into a shard or put into piles. The stream has now reached `places`; by then a mix has
-        taken `taken` from its parts."""
+        """Add tokens packed into a shard or put into piles, up to `places`; a mix has `taken` this from its parts."""
         if shard != self.shard:
             self.shard, self.shard_tokens = shard, 0
         self.tokens += tokens

@@ -142,8 +142,7 @@ class PartShare:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that is shown about a run. Tokens are counted over all runs in the folder, in a shuffle over those of
-    the current pass."""
+    """All that is shown about a run. Tokens are of all runs in the folder, in a shuffle of the current pass."""
 
     state: str  # a State, perhaps of another version
     reason: str
@@ -172,8 +171,7 @@ class Snapshot:
 
     @property
     def share(self) -> float | None:
-        """The share of the work done, from 0 to 1, in both passes of a shuffle; None if the stream's length is
-        unknown."""
+        """The share of the work done, from 0 to 1, in both passes of a shuffle; None if unknown."""
         if not self.expected_tokens:
             return None
         if not self.pass_number:
@@ -206,8 +204,6 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A snapshot of a run, and the time it was taken."""
-
     written: float  # seconds since 1970
     invocation: Invocation
     snapshot: Snapshot
@@ -254,8 +250,6 @@ def load_heartbeat(folder: Path) -> Heartbeat | None:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """The number and total length of a run's waits for one cause."""
-
     count: int = 0
     seconds: float = 0.0
 

@@ -161,8 +161,7 @@ class BarScreen(Screen):
         return self._wipe()
 
     def _wipe(self) -> str:
-        """Return the control characters that erase the current lines. In a terminal that was made narrower, a line may
-        take several rows."""
+        """Return the characters that erase the current lines, which take more rows in a terminal made narrower."""
         columns = terminal_size(sys.stderr).columns
         rows = sum(max(1, -(-terminal.cells(line) // columns)) for line in self._frame)
         return f"\r\x1b[{rows}A\x1b[J" if rows else ""
@@ -210,8 +209,7 @@ def make_frame(snapshot: Snapshot, columns: int, rows: int) -> list[str]:
 
 
 def _bar_line(name: str, share: float | None, text: str, columns: int) -> str:
-    """Return a line with a name, a bar as wide as the text permits, and the text, cut if necessary; without a bar if
-    the share is unknown."""
+    """Return a name, a bar as wide as the text permits, and the text, cut if necessary; no bar for an unknown share."""
     from tqdm.std import Bar  # here, because loading it takes most commands longer than their work
 
     begin = f"{name:<{_NAME_COLUMNS}} "
@@ -273,8 +271,7 @@ def describe_machine(snapshot: Snapshot) -> str:
 
 
 class TokensOnScreen:
-    """Shows the progress of a subcommand without a monitor, and how it ends. A context manager; `add` may be called
-    from any thread."""
+    """Shows the progress of a subcommand without a monitor. `add` may be called from any thread."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen

@@ -47,8 +47,7 @@ class Status:
 
 
 def read_status(store: Store, *, alive: bool | None = None) -> Status:
-    """Read the state of a store; OutputError if no build has begun there. `alive`: whether a run is active there, if
-    known."""
+    """Read the state of a store; OutputError if no build has begun there. `alive`: whether a run is active."""
     if alive is None:
         alive = store.is_locked()  # first: if a run ends now, everything read later is final
         store.refresh()
@@ -61,7 +60,6 @@ def read_status(store: Store, *, alive: bool | None = None) -> Status:
 
 
 def show_status(status: Status, *, as_json: bool) -> None:
-    """Print a status to standard output, wrapped if that is a terminal."""
     lines = [json.dumps(status_values(status))] if as_json else status_lines(status)
     if sys.stdout.isatty() and not as_json:
         columns = terminal_size(sys.stdout).columns
