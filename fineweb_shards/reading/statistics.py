@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -24,7 +24,7 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.system.terminal import cut_at_word
 from fineweb_shards.tokenizers.references import decode, load_token_bytes
 from fineweb_shards.types import ShardRecord, Tokens
-from fineweb_shards.vocabulary import GPT2, Vocabulary
+from fineweb_shards.vocabulary import Vocabulary
 
 Counted = NDArray[np.int64]
 BUCKETS = 48  # of the histogram of document lengths: 0, 1, 2 to 3, 4 to 7 … tokens
@@ -167,35 +167,29 @@ def read_tokens(store: Store, shard_format: ShardFormat, record: ShardRecord, be
     return shard_format.from_bytes(data)
 
 
-@dataclass(frozen=True, slots=True)
-class FolderStatistics:
-    """Statistics of a sample of a folder's tokens or, if `whole`, of all of them."""
-
-    statistics: TokenStatistics = field(default_factory=lambda: empty_statistics(GPT2))
-    whole: bool = True
-
-
 def count_sample(
     store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], *, in_order: bool
-) -> FolderStatistics:
-    """Count the beginnings of shards all over a folder. `in_order`: documents may span consecutive records."""
+) -> tuple[TokenStatistics, bool]:
+    """Count the beginnings of shards all over a folder; return also whether those are all of its tokens. `in_order`:
+    documents may span consecutive records."""
     step = max(1, -(-len(records) // _SAMPLED_SHARDS))
     total = empty_statistics(shard_format.vocabulary)
     whole = True
     for record in records[::step]:
         counted = count_tokens(read_tokens(store, shard_format, record, 0, SAMPLE_TOKENS), shard_format.vocabulary)
         whole = whole and step == 1 and record.tokens <= SAMPLE_TOKENS
-        both = total + counted
-        if not (whole and in_order):  # tokens between the two are left out, and so are documents that span them
-            both = replace(
-                both,
-                head_tokens=total.head_tokens,
-                tail_tokens=total.tail_tokens,
-                lengths=total.lengths + counted.lengths,
-                longest=max(total.longest, counted.longest),
-            )
-        total = both
-    return FolderStatistics(total, whole)
+        if whole and in_order:
+            total += counted
+            continue
+        # Tokens between the two are left out, and so are documents that span them.
+        total = replace(
+            total + counted,
+            head_tokens=total.head_tokens,
+            tail_tokens=total.tail_tokens,
+            lengths=total.lengths + counted.lengths,
+            longest=max(total.longest, counted.longest),
+        )
+    return total, whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,7 @@ from typing import Any
 import numpy as np
 
 from fineweb_shards.errors import ShardError
-from fineweb_shards.reading.statistics import (
-    FolderStatistics,
-    Sample,
-    TokenStatistics,
-    bucket_range,
-    count_sample,
-    spell,
-    take_samples,
-)
+from fineweb_shards.reading.statistics import Sample, TokenStatistics, bucket_range, count_sample, spell, take_samples
 from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.own_files import WORK_FOLDER
@@ -75,7 +67,8 @@ def report_path(folder: Path) -> Path:
 class Facts:
     status: Status
     history: History
-    figures: FolderStatistics = field(default_factory=FolderStatistics)
+    figures: TokenStatistics | None = None  # of a sample of the tokens
+    whole: bool = False  # of all tokens, with the first and last document if shards are in order
     samples: list[Sample] = field(default_factory=list)
     problem: str = ""  # why there are no statistics
     gathered: float = field(default_factory=time.time)  # seconds since 1970
@@ -89,8 +82,11 @@ def gather_facts(store: Store, *, alive: bool | None = None) -> Facts:
     records = status.manifest.shards
     shard_format = status.manifest.shard_format
     try:
-        figures = count_sample(store, shard_format, records, in_order=status.manifest.split_rule.is_in_order)
-        return Facts(status, history, figures, take_samples(store, shard_format, records, _SAMPLES))
+        in_order = status.manifest.split_rule.is_in_order
+        figures, whole = count_sample(store, shard_format, records, in_order=in_order)
+        if whole and in_order:
+            figures = figures.closed(eot_first=shard_format.layout.eot_first)
+        return Facts(status, history, figures, whole, take_samples(store, shard_format, records, _SAMPLES))
     except ShardError as error:
         return Facts(status, history, problem=error.message)
 
@@ -157,8 +153,8 @@ def _list_figures(facts: Facts) -> Iterator[tuple[str, str]]:
             yield "fetched per second of work", show_bytes(fetched_bytes / work_seconds)
     if manifest is not None and manifest.peak_memory_bytes:
         yield "peak memory", show_bytes(manifest.peak_memory_bytes)
-    if facts.figures.statistics.tokens:
-        yield "bytes per token", f"{facts.figures.statistics.bytes_per_token:.2f}"
+    if facts.figures is not None:
+        yield "bytes per token", f"{facts.figures.bytes_per_token:.2f}"
 
 
 def list_runs(facts: Facts) -> Section | None:
@@ -262,7 +258,7 @@ def _stack_shares(manifest: Manifest, shares: Sequence[PartShare]) -> Section | 
 
 def measure_lengths(facts: Facts) -> Section | None:
     """Return a histogram of document lengths as a table; None if no whole document was counted."""
-    figures = _figures(facts)
+    figures = facts.figures
     if figures is None or not figures.documents:
         return None
     used = [bucket for bucket in range(len(figures.lengths)) if figures.lengths[bucket]]
@@ -277,7 +273,7 @@ def measure_lengths(facts: Facts) -> Section | None:
 
 
 def list_tokens(facts: Facts) -> Section | None:
-    figures = _figures(facts)
+    figures = facts.figures
     if figures is None:
         return None
     text_tokens = max(1, figures.tokens - figures.boundaries)
@@ -294,21 +290,12 @@ def list_tokens(facts: Facts) -> Section | None:
 def describe_basis(facts: Facts) -> str:
     """Return a sentence that says which tokens were counted."""
     figures, manifest = facts.figures, facts.status.manifest
-    if figures.whole:
-        counted = f"Counted over all {figures.statistics.tokens:,} tokens of the finished shards"
-        in_order = manifest is None or manifest.split_rule.is_in_order
-        return f"{counted}." if in_order else f"{counted}, without documents that continue in the next shard."
-    return f"Counted over a sample of {show_count(figures.statistics.tokens)} tokens, taken throughout the folder."
-
-
-def _figures(facts: Facts) -> TokenStatistics | None:
-    """Return the statistics, with the stream's first and last document if all tokens were counted in order."""
-    figures, manifest = facts.figures, facts.status.manifest
-    if not figures.statistics.tokens or manifest is None:
-        return None
-    if not figures.whole or not manifest.split_rule.is_in_order:
-        return figures.statistics
-    return figures.statistics.closed(eot_first=manifest.layout.eot_first)
+    if figures is None or manifest is None:
+        return ""
+    if not facts.whole:
+        return f"Counted over a sample of {show_count(figures.tokens)} tokens, taken throughout the folder."
+    without = "" if manifest.split_rule.is_in_order else ", without documents that continue in the next shard"
+    return f"Counted over all {figures.tokens:,} tokens of the finished shards{without}."
 
 
 def count_left_out(facts: Facts) -> Section | None:

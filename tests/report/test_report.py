@@ -159,8 +159,8 @@ def test_the_figures_are_those_of_the_documents(finished: Path) -> None:
     """Lengths, frequencies and bytes a token, counted here once more from the texts."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    counted = count_sample(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
-    figures = counted.statistics.closed(eot_first=True)
+    counted, _ = count_sample(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
+    figures = counted.closed(eot_first=True)
     encoded = [reference.encode(text) for text in DOCUMENTS]
     lengths = Counter(len(tokens).bit_length() for tokens in encoded)
     assert {i: int(n) for i, n in enumerate(figures.lengths) if n} == dict(lengths)
@@ -176,14 +176,14 @@ def test_of_large_shards_the_beginning_is_counted(finished: Path, monkeypatch: p
     monkeypatch.setattr(shard_statistics, "SAMPLE_TOKENS", 1000)
     manifest = load_manifest(finished)
     assert manifest is not None
-    figures = count_sample(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
-    assert not figures.whole
-    assert figures.statistics.tokens == sum(min(1000, shard.tokens) for shard in manifest.shards)
+    figures, whole = count_sample(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
+    assert not whole
+    assert figures.tokens == sum(min(1000, shard.tokens) for shard in manifest.shards)
     whole_documents = sum(
         max(0, int(np.count_nonzero(np.load(finished / shard.name)[:1000] == reference.EOT)) - 1)
         for shard in manifest.shards
     )
-    assert figures.statistics.documents == whole_documents
+    assert figures.documents == whole_documents
     assert "Counted over a sample of " in write_report(FolderStore(finished)).read_text()
 
 
@@ -194,9 +194,9 @@ def test_of_many_shards_some_are_counted(finished: Path, monkeypatch: pytest.Mon
     assert manifest is not None
     step = -(-len(manifest.shards) // 3)
     assert step > 1
-    figures = count_sample(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
-    assert not figures.whole
-    assert figures.statistics.tokens == sum(shard.tokens for shard in manifest.shards[::step])
+    figures, whole = count_sample(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
+    assert not whole
+    assert figures.tokens == sum(shard.tokens for shard in manifest.shards[::step])
 
 
 def eventful_history() -> History:
