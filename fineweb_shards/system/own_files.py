@@ -96,11 +96,7 @@ def read_file(path: Path, most_bytes: int = SMALL_BYTES, *, follow_links: bool =
 
 
 def is_plain_file(path: Path) -> bool:
-    """Return whether there is a plain file, not a link to one."""
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
+    return os.path.isfile(path) and not os.path.islink(path)
 
 
 def refuse_other_kinds(path: Path, opened: os.stat_result | None = None, *, writes: bool = False) -> None:

@@ -30,7 +30,7 @@ from fineweb_shards.watching.run_files import Snapshot, State
 
 _LINE_EVERY_SECONDS = 60.0
 _NAME_COLUMNS = 9
-_LEAST_BAR_COLUMNS = 10
+_LEAST_BAR_COLUMNS = 5
 _LONGEST_LOCK_SECONDS = 0.5
 
 
@@ -128,8 +128,7 @@ class BarScreen(Screen):
         with self._lock:
             self._write(f"{self._wipe()}{shown_on(sys.stderr, text)}\n{self._draw()}")
 
-    def warn(self, text: str) -> None:
-        self.say(text)
+    warn = say
 
     def show(self, snapshot: Snapshot) -> None:
         size = terminal_size(sys.stderr)
@@ -178,10 +177,6 @@ class BarScreen(Screen):
 def make_frame(snapshot: Snapshot, columns: int, rows: int) -> list[str]:
     """Return the lines to show: none wider than `columns`, at most `rows`, the most important first."""
     state, tokens, machine = str(snapshot.state), describe_tokens(snapshot), describe_machine(snapshot)
-    if state == State.VERIFYING:
-        done, shards = snapshot.verified_shards, snapshot.finished_shards
-        text = f"{done:,} of {show_number_of(shards, 'shard')}, {machine}"
-        return [_bar_line("verify", done / shards if shards else None, text, columns)]
     if state == State.WAITING:
         total = _bar_line("total", snapshot.share, f"{tokens} tokens, waiting", columns)
         reason = terminal.printable(snapshot.reason).replace("\n", " ")
@@ -199,11 +194,14 @@ def make_frame(snapshot: Snapshot, columns: int, rows: int) -> list[str]:
     text = f"{machine}, {state}"
     if state == State.STARTING:
         name, text = state, machine
+    elif state == State.VERIFYING:
+        name, done, whole = "verify", snapshot.verified_shards, snapshot.finished_shards
+        text = f"{done:,} of {show_number_of(whole, 'shard')}, {machine}"
     elif state == State.FETCHING and snapshot.fetched_bytes_per_second:
         text += f" {show_bytes(snapshot.fetched_bytes_per_second)}/s"
-    if snapshot.pass_number and state == State.ENCODING:  # the second one encodes nothing
+    if state == State.ENCODING and snapshot.pass_number:  # the second one encodes nothing
         text = f"{machine}, {snapshot.pass_name}"
-    elif snapshot.pass_number and state != State.STARTING:
+    elif state == State.FETCHING and snapshot.pass_number:
         text += f", {snapshot.pass_name}"
     return [total, _bar_line(name, done / whole if whole else None, text, columns)][:rows]
 

@@ -167,7 +167,7 @@ def test_bars_fit_the_terminal(columns: int) -> None:
         assert any("16.8k/s, 6 min left" in line for line in lines)
         assert any("since 02:13" in line for line in lines)
         assert any(line.startswith("verify") and "2 of 3 shards" in line for line in lines)
-    assert text.endswith("\r\x1b[1A\x1b[Jthe end\r\n")
+    assert text.endswith("\r\x1b[2A\x1b[Jthe end\r\n")
 
 
 REASON = "waiting for the network since 02:13, at most until 03:13: huggingface.co answers 503, try later"
