@@ -39,7 +39,7 @@ plan: .venv/run ## show what `make shards` would do; writes nothing
 	@$(BIN)/fineweb-shards plan $(TARGET) $(FLAGS)
 
 # Exit codes 20 (running) and 21 (stopped) are answers, not failures.
-status: .venv/run ## show the progress, from any terminal (ARGS=--watch: until it ends)
+status: .venv/run ## show the progress, from any terminal
 	@$(BIN)/fineweb-shards status $(FOLDER) $(ARGS) || [ $$? -ge 20 ]
 
 report: .venv/run ## recreate report.html (ARGS=--open: show it in the browser)

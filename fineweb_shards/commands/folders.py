@@ -14,7 +14,7 @@ from typing import Any
 from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags, as_argument, read_store
 from fineweb_shards.errors import UsageError
 from fineweb_shards.reading.verify import check_folder
-from fineweb_shards.report.facts import report_path
+from fineweb_shards.report.contents import report_path
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.config_sources import load_config, parse_mixed
@@ -36,7 +36,7 @@ from fineweb_shards.watching.screen import (
     print_result,
     put_json,
 )
-from fineweb_shards.watching.status import folder_values, read_status, show_status, watch_status
+from fineweb_shards.watching.status import folder_values, read_status, show_status
 
 EXPORT_SETTINGS = (
     "out", "layout", "shard_tokens", *VAL_SETTINGS, "val_seed", "last_shard", "gpus", "index", "verify",
@@ -56,7 +56,7 @@ def add_folder(parser: argparse.ArgumentParser, nargs: str | None = None) -> Non
     )
 
 
-add_verify_flags = add_folder
+add_verify_flags = add_status_flags = add_folder
 
 
 def run_verify(options: argparse.Namespace) -> None:
@@ -85,18 +85,8 @@ def _progress_of(options: argparse.Namespace) -> TokensOnScreen:
     return TokensOnScreen(JsonScreen(1.0) if options.for_library else Screen())
 
 
-def add_status_flags(parser: argparse.ArgumentParser) -> None:
-    add_folder(parser)
-    parser.add_argument(
-        "--watch", action="store_true", help="keep showing it until the run ends; if no build has started, wait for one"
-    )
-
-
 def run_status(options: argparse.Namespace) -> int:
-    store: Store = options.folder
-    if options.watch:
-        return watch_status(store, as_json=options.json)
-    status = read_status(store)
+    status = read_status(options.folder)
     show_status(status, as_json=options.json)
     return status.exit_code
 

@@ -45,7 +45,7 @@ EXAMPLES = {
     ),
     "plan": ("plan sample-10BT --out shards",),
     "verify": ("verify shards",),
-    "status": ("status shards", "status shards --watch"),
+    "status": ("status shards",),
     "report": ("report shards --open",),
     "export": (
         "export shards --out for-llm.c --layout llm.c",

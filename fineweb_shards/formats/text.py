@@ -160,8 +160,10 @@ class TextFormat(Format):
         return data
 
     def close(self) -> None:
-        for opened in (*self._streams.values(), *self._sources.values()):
+        for opened in self._streams.values():
             opened.close()
+        for source in self._sources.values():
+            source.close()
         self._streams, self._sources = {}, {}
 
 

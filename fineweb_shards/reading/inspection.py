@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,8 +34,6 @@ _CONTEXT_BYTES = 80
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The files to inspect, in order, and how to read them."""
-
     location: str
     files: tuple[token_file.TokenFile, ...]
     eot_first: bool
@@ -98,7 +97,6 @@ def count(target: Target) -> TokenStatistics:
 
 
 def choose_document(target: Target, seed: int | None) -> int:
-    """Choose a document's number at random, uniformly."""
     documents = count(target).documents
     if documents < 1:
         raise InputError(f"{target.location}: no document begins here.", "Name another file, or the folder.")
@@ -182,13 +180,9 @@ def write_token_bytes(path: Path, vocabulary: Vocabulary) -> None:
     counts[: len(known)] = [len(token) for token in known]
     content = io.BytesIO()
     np.save(content, counts)
-    data = content.getvalue()
-    try:
-        is_free = read_file(path, len(data)) == data
-    except FileNotFoundError:
-        is_free = True
-    except ForeignFileError:
-        is_free = False
-    if not is_free:
+    data, found = content.getvalue(), None
+    with contextlib.suppress(FileNotFoundError, ForeignFileError):
+        found = read_file(path, len(data))
+    if found != data and os.path.lexists(path):
         raise UsageError(f"--token-bytes {path}: something else has this name.", "Name a file that does not exist.")
     write_file(path, data, path.parent)

@@ -10,8 +10,10 @@ the parent 3 ns.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,7 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.system.terminal import cut_at_word
 from fineweb_shards.tokenizers.references import decode, load_token_bytes
 from fineweb_shards.types import ShardRecord, Tokens
-from fineweb_shards.vocabulary import GPT2, Vocabulary
+from fineweb_shards.vocabulary import Vocabulary
 
 Counted = NDArray[np.int64]
 BUCKETS = 48  # of the histogram of document lengths: 0, 1, 2 to 3, 4 to 7 … tokens
@@ -82,7 +84,6 @@ class TokenStatistics:
 
     @property
     def documents(self) -> int:
-        """The number of documents in the histogram."""
         return int(self.lengths.sum())
 
     @property
@@ -92,13 +93,11 @@ class TokenStatistics:
 
     @property
     def text_bytes(self) -> int:
-        """The number of text bytes of all tokens."""
         lengths = [len(token) for token in load_token_bytes(self.vocabulary)]
         return int(self.frequencies[: len(lengths)] @ np.array(lengths, np.int64))
 
     @property
     def outside(self) -> int:
-        """The number of tokens outside the vocabulary."""
         return int(self.frequencies[self.vocabulary.size])
 
     @property
@@ -121,7 +120,6 @@ def empty_statistics(vocabulary: Vocabulary) -> TokenStatistics:
 
 
 def count_tokens(tokens: Tokens, vocabulary: Vocabulary) -> TokenStatistics:
-    """Count the tokens of one block."""
     places = vocabulary.find_eots(tokens)
     lengths = np.diff(places) - 1
     outside = np.int64(vocabulary.size)  # all invalid ids count as this one
@@ -138,7 +136,6 @@ def count_tokens(tokens: Tokens, vocabulary: Vocabulary) -> TokenStatistics:
 
 
 def count_blocks(blocks: Iterable[Tokens], vocabulary: Vocabulary) -> TokenStatistics:
-    """Count the tokens of adjacent blocks."""
     return sum((count_tokens(block, vocabulary) for block in blocks), empty_statistics(vocabulary))
 
 
@@ -154,53 +151,45 @@ def _bucket_counts(lengths: Counted) -> Counted:
 
 
 def read_tokens(store: Store, shard_format: ShardFormat, record: ShardRecord, begin: int, most: int) -> Tokens:
-    """Read at most `most` tokens of a record, without checking hashes; DamageError if its file is missing or too
-    short."""
+    """Read at most `most` tokens of a record, not checking hashes; DamageError for a missing or short file."""
     count = max(0, min(most, record.tokens - begin))
     first = max(record.offset, shard_format.header_bytes)
+    start = first + shard_format.size_bytes(begin)
     try:
         found = store.find(record.name)
         if found is None:
             raise DamageError(f"{record.name}: missing.")
         if found.size_bytes < first + shard_format.size_bytes(record.tokens):
             raise DamageError(f"{record.name}: its length differs from the manifest.")
-        start = first + shard_format.size_bytes(begin)
         data = store.read_range(found, start, start + shard_format.size_bytes(count))
     except OSError as error:
         raise DamageError(f"{record.name}: {error.strerror or error}.") from error
     return shard_format.from_bytes(data)
 
 
-@dataclass(frozen=True, slots=True)
-class FolderStatistics:
-    """Statistics of a sample of a folder's tokens or, if `whole`, of all of them."""
-
-    statistics: TokenStatistics = field(default_factory=lambda: empty_statistics(GPT2))
-    whole: bool = True
-
-
 def count_sample(
     store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], *, in_order: bool
-) -> FolderStatistics:
-    """Count the beginnings of shards spread evenly over a folder. `in_order`: the records are consecutive in the
-    stream, so documents may span them."""
+) -> tuple[TokenStatistics, bool]:
+    """Count the beginnings of shards all over a folder; return also whether those are all of its tokens. `in_order`:
+    documents may span consecutive records."""
     step = max(1, -(-len(records) // _SAMPLED_SHARDS))
     total = empty_statistics(shard_format.vocabulary)
     whole = True
     for record in records[::step]:
         counted = count_tokens(read_tokens(store, shard_format, record, 0, SAMPLE_TOKENS), shard_format.vocabulary)
         whole = whole and step == 1 and record.tokens <= SAMPLE_TOKENS
-        both = total + counted
-        if not (whole and in_order):  # tokens between the two are left out, and so are documents that span them
-            both = replace(
-                both,
-                head_tokens=total.head_tokens,
-                tail_tokens=total.tail_tokens,
-                lengths=total.lengths + counted.lengths,
-                longest=max(total.longest, counted.longest),
-            )
-        total = both
-    return FolderStatistics(total, whole)
+        if whole and in_order:
+            total += counted
+            continue
+        # Tokens between the two are left out, and so are documents that span them.
+        total = replace(
+            total + counted,
+            head_tokens=total.head_tokens,
+            tail_tokens=total.tail_tokens,
+            lengths=total.lengths + counted.lengths,
+            longest=max(total.longest, counted.longest),
+        )
+    return total, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,25 +204,21 @@ class Sample:
 
 def take_samples(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], count: int) -> list[Sample]:
     """Return samples at `count` places spread evenly over the shards, always the same ones."""
-    total = sum(record.tokens for record in records)
-    places = [total * number // count for number in range(count)]
+    ends = list(accumulate(record.tokens for record in records))
     samples: list[Sample] = []
-    begin = 0
-    for record in records:
-        is_last = record is records[-1]
-        for place in places:
-            if begin <= place < begin + record.tokens:
-                sample = _sample_at(store, shard_format, record, place - begin, is_last)
-                samples += [sample] if sample is not None and sample not in samples else []
-        begin += record.tokens
+    for place in (ends[-1] * number // count for number in range(count)):
+        number = bisect_right(ends, place)
+        record = records[number]
+        begin = ends[number] - record.tokens
+        sample = _sample_at(store, shard_format, record, place - begin, record is records[-1])
+        samples += [sample] if sample is not None and sample not in samples else []
     return samples
 
 
 def _sample_at(
     store: Store, shard_format: ShardFormat, record: ShardRecord, place: int, is_last: bool
 ) -> Sample | None:
-    """Return the next document that begins soon after `place`; None if none does. Unless this is the last shard, it may
-    continue in the next one."""
+    """Return the next document that begins soon after `place`; None if none does."""
     vocabulary = shard_format.vocabulary
     tokens = read_tokens(store, shard_format, record, place, _SEARCH_TOKENS + _SHOWN_TOKENS)
     eots = vocabulary.find_eots(tokens[:_SEARCH_TOKENS])

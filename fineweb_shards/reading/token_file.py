@@ -13,6 +13,7 @@ file ended with an EOT, or if there is none.
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,7 +83,6 @@ def is_address(location: str | Path) -> TypeGuard[str]:
 
 
 def split_location(location: str | Path) -> tuple[str, str]:
-    """Split the path or address of a file into that of its folder, and its name."""
     if not is_address(location):
         return str(Path(location).parent), Path(location).name
     folder, _, name = location.rstrip("/").rpartition("/")
@@ -90,7 +90,6 @@ def split_location(location: str | Path) -> tuple[str, str]:
 
 
 def open_folder(location: str | Path) -> TokenFolder:
-    """Open a folder by its path or address."""
     if is_address(location):
         return TokenFolder(open_store_to_read(location, Observer(), refusal=InputError))
     return TokenFolder(FolderStore(Path(location)))
@@ -109,12 +108,10 @@ class TokenFile:
 
     @property
     def address(self) -> str:
-        """The user's name for it."""
         return self.folder.address(self.name)
 
     @property
     def end_bytes(self) -> int:
-        """The end of the last token."""
         return self.header_bytes + self.tokens * self.dtype.itemsize
 
     def map(self) -> Tokens:
@@ -124,39 +121,34 @@ class TokenFile:
         final = self.folder.store.folder / self.name
         why = ""
         # A growing file is in the work folder until it is renamed, perhaps between these attempts.
-        for path in (final, growing_path(final), final):
-            try:
-                return np.memmap(path, self.dtype, "r", self.header_bytes, (self.tokens,))
-            except (OSError, ValueError) as error:  # ValueError: it became shorter
-                why = f"can't be mapped ({error})"
-        raise _refused(self.address, why)
+        with _refusing_errors(self.address):
+            for path in (final, growing_path(final), final):
+                try:
+                    return np.memmap(path, self.dtype, "r", self.header_bytes, (self.tokens,))
+                except (OSError, ValueError) as error:  # ValueError: it became shorter
+                    why = f"can't be mapped ({error})"
+            raise _NoTokensError(why)
 
     def blocks(self) -> Iterator[Tokens]:
         """Yield the tokens block by block, in constant memory."""
         width_bytes = self.dtype.itemsize
-        store = self.folder.store
-        try:
-            with store.open(store.require(self.name)) as file:
-                file.seek(self.header_bytes)
-                left = self.tokens
-                while left:
-                    data = file.read(min(left, BLOCK_TOKENS) * width_bytes)
-                    if len(data) < width_bytes:
-                        raise _refused(self.address, "became shorter while it was read")
-                    block = np.frombuffer(data, self.dtype, len(data) // width_bytes)
-                    left -= len(block)
-                    yield block
-        except OSError as error:
-            raise _refused(self.address, error.strerror or str(error)) from error
+        store, left = self.folder.store, self.tokens
+        with _refusing_errors(self.address), store.open(store.require(self.name)) as file:
+            file.seek(self.header_bytes)
+            while left:
+                data = file.read(min(left, BLOCK_TOKENS) * width_bytes)
+                if len(data) < width_bytes:
+                    raise _NoTokensError("became shorter while it was read")
+                block = np.frombuffer(data, self.dtype, len(data) // width_bytes)
+                left -= len(block)
+                yield block
 
     def ends_mid_document(self, vocabulary: Vocabulary) -> bool:
         """Return whether its last document continues in the next file, where EOT comes after documents."""
         begin = max(self.header_bytes, self.end_bytes - self.dtype.itemsize)
         store = self.folder.store
-        try:
+        with _refusing_errors(self.address):
             data = store.read_range(store.require(self.name), begin, self.end_bytes)
-        except OSError as error:
-            raise _refused(self.address, error.strerror or str(error)) from error
         last = np.frombuffer(data, self.dtype, len(data) // self.dtype.itemsize)
         return len(last) > 0 and int(last[0]) != vocabulary.eot
 
@@ -169,19 +161,13 @@ def open_token_file(location: str | Path) -> TokenFile:
 
 def open_file_in(folder: TokenFolder, name: str) -> TokenFile:
     """Determine a file's kind and number of tokens; InputError if it is not a token file."""
-    address = folder.address(name)
-    try:
+    with _refusing_errors(folder.address(name)):
         start, size = _read_start(folder, name)
         contents = _parse_header(start, size) or _find_bare_tokens(folder, name, start, size)
-    except _NoTokensError as error:
-        raise _refused(address, str(error)) from error
-    except OSError as error:
-        raise _refused(address, error.strerror or str(error)) from error
     return TokenFile(folder, name, *contents)
 
 
 def open_files_in(folder: TokenFolder, names: Iterable[str]) -> list[TokenFile]:
-    """Open several files of a folder, in this order."""
     if not folder.store.is_remote:
         return [open_file_in(folder, name) for name in names]
     return list(map_in_background(lambda name: open_file_in(folder, name), names, _REQUESTS_AT_ONCE))
@@ -228,8 +214,7 @@ class TokenSequence(Protocol):
 def document_starts(
     tokens: TokenSequence, vocabulary: Vocabulary, *, eot_first: bool, starts_mid_document: bool
 ) -> Positions:
-    """Return the starts of documents: their EOT or, if EOT comes after them, their first token. `starts_mid_document`
-    counts only if EOT comes after."""
+    """Return the starts of documents: their EOT or, if EOT comes after them, their first token."""
     blocks = (tokens[begin : begin + BLOCK_TOKENS] for begin in range(0, len(tokens), BLOCK_TOKENS))
     found = [vocabulary.find_eots(block) + number * BLOCK_TOKENS for number, block in enumerate(blocks)]
     eots = np.concatenate([np.empty(0, np.int64), *found])
@@ -258,20 +243,25 @@ def file_before(file: TokenFile) -> TokenFile | None:
 
 
 def _layout_of(name: str) -> Layout | None:
-    """Return the layout whose token files have such a name; None if there is none."""
     return next((layout for layout in LAYOUTS.values() if layout.holds_tokens(name)), None)
 
 
-class _NoTokensError(Exception):
+class _NoTokensError(OSError):
     """Why a file is not a token file, or can't be read as one."""
 
 
-def _refused(address: str, why: str) -> InputError:
-    return InputError(f"{address}: {why}.", "Name a token file as listed in docs/layouts.md, or a folder of them.")
+@contextlib.contextmanager
+def _refusing_errors(address: str) -> Iterator[None]:
+    """Turn an OSError from reading a file into an InputError."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        hint = "Name a token file as listed in docs/layouts.md, or a folder of them."
+        raise InputError(f"{address}: {why}.", hint) from error
 
 
 def _read_start(folder: TokenFolder, name: str) -> tuple[bytes, int]:
-    """Return the first bytes of a file, and its size."""
     store = folder.store
     found = store.find(name)
     if found is not None and found.named:
@@ -285,7 +275,6 @@ def _read_start(folder: TokenFolder, name: str) -> tuple[bytes, int]:
 
 
 def _parse_header(start: bytes, size: int) -> _Contents | None:
-    """Parse the header of a file; None if it has no known one."""
     header_bytes = 4 * HEADER_INTS
     header = np.frombuffer(start[:header_bytes].ljust(header_bytes, b"\0"), "<i4").tolist()
     # The magic numbers can't be tokens: they are outside GPT-2's vocabulary.

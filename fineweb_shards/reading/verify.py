@@ -21,7 +21,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -54,8 +54,6 @@ _REMOTE_AT_ONCE = 8  # regardless of the cores, because most of the time is wait
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of `verify` for a folder."""
-
     manifest: Manifest
     damages: list[str]  # a sentence each, beginning with the file's name
     untracked: list[str]  # files that a loader would read but the manifest does not name
@@ -82,14 +80,11 @@ def check_folder(
     found = [show_number_of(damaged, "damaged file")] if damaged else []
     hint = None
     if strays:  # a build remakes damaged files, but ignores these
-        do = "does" if strays == 1 else "do"
-        found.append(f"{show_number_of(strays, 'file')} that {do} not belong there")
+        found.append(f"{show_number_of(strays, 'file')} that {'does' if strays == 1 else 'do'} not belong there")
         hint = "Move the files named above away, or delete them."
         if damaged:
-            hint = (
-                "Move files that are not in the manifest away, or delete them. Delete the damaged files and rerun the "
-                "same build, which remakes them."
-            )
+            hint = "Move files that are not in the manifest away, or delete them. Delete the damaged files and rerun "
+            hint += "the same build, which remakes them."
     if not alone and store.is_locked():
         hint = "A build is running here: stop it, or wait for its end, and verify again."
     raise DamageError(f"{store.location}: {' and '.join(found)}.", hint)
@@ -109,70 +104,52 @@ def verify_folder(
     manifest is read again before anything is reported as damaged.
     """
     manifest = require_manifest(store)
-    damages = _damaged_records(store, manifest, manifest.shards, report, sealed)
-    beside = _damaged_sidecars(store, manifest)
-    untracked, unfinished = _check_names(manifest, list_all_names(store))
-    if not alone and (damages or beside or untracked or unfinished):
+    verdict, damaged = _look(store, manifest, manifest.shards, list_all_names(store), report, sealed)
+    if not alone and (verdict.damages or verdict.untracked or verdict.unfinished):
         # List the names first: then the manifest lacks only those that a build is about to record.
         names = list_all_names(store)
         store.refresh()
         newest = require_manifest(store)
-        untracked, unfinished = _check_names(newest, names)
-        still = [record for record in newest.shards if record in damages]
-        damages = _damaged_records(store, newest, still)
-        beside = _damaged_sidecars(store, newest)
-    return Verdict(manifest, [*dict.fromkeys([*damages.values(), *beside])], untracked, unfinished)
+        still = [record for record in newest.shards if record in damaged]
+        verdict, _ = _look(store, newest, still, names)
+    return replace(verdict, manifest=manifest)
 
 
-def _damaged_records(
+def _look(
     store: Store,
     manifest: Manifest,
     records: Sequence[ShardRecord],
+    names: Collection[str],
     report: Callable[[ShardRecord], None] = lambda _: None,
     sealed: Collection[ShardRecord] = (),
-) -> dict[ShardRecord, str]:
-    """Check some records of a manifest; return the damaged ones, with a sentence each."""
-    shard_format = manifest.shard_format
+) -> tuple[Verdict, set[ShardRecord]]:
+    """Check some records of a manifest, all sidecars, and names; return also the damaged records."""
     files = {file.name: file for file in list_files(manifest.shards)}
     found_files = store.find_all({record.name for record in records})
+    at_once = _REMOTE_AT_ONCE if store.is_remote else usable_cores()
 
     def check(record: ShardRecord) -> str | None:
         file, found = files[record.name], found_files.get(record.name)
-        may_grow = not manifest.complete and may_be_longer(manifest, file)
-        damage = check_segment(store, shard_format, file, found, record, may_grow=may_grow, sealed=record in sealed)
+        grows, is_sealed = not manifest.complete and may_be_longer(manifest, file), record in sealed
+        damage = check_segment(store, manifest.shard_format, file, found, record, may_grow=grows, sealed=is_sealed)
         report(record)
         return damage
 
     # Threads suffice, because hashing and NumPy release the GIL.
-    damages = map_in_background(check, records, _at_once(store))
-    return {record: damage for record, damage in zip(records, damages, strict=True) if damage}
-
-
-def _damaged_sidecars(store: Store, manifest: Manifest) -> list[str]:
-    """Check the sidecars of a complete folder."""
-    if not manifest.complete:
-        return []
-    everything = store.find_all(with_sidecars(manifest, {record.name for record in manifest.shards}))
-    check_beside = partial(check_sidecars, everything=everything)
-    checked = map_in_background(check_beside, list_finished(store, manifest), _at_once(store))
-    return [damage for some in checked for damage in some]
-
-
-def _at_once(store: Store) -> int:
-    return _REMOTE_AT_ONCE if store.is_remote else usable_cores()
-
-
-def _check_names(manifest: Manifest, names: Collection[str]) -> tuple[list[str], list[str]]:
-    """Find files that a loader would read but the manifest does not name. Returns the names of those that don't belong
-    there, and of unfinished ones."""
+    checked = zip(records, map_in_background(check, records, at_once), strict=True)
+    damages = {record: damage for record, damage in checked if damage}
     known = with_sidecars(manifest, {record.name for record in manifest.shards})
+    beside, unfinished = [], set()
+    if manifest.complete:
+        check_beside = partial(check_sidecars, everything=store.find_all(known))
+        for some in map_in_background(check_beside, list_finished(store, manifest), at_once):
+            beside += some
+    else:  # shards are renamed shortly before they are recorded
+        unfinished = with_sidecars(manifest, manifest.numbering.unrecorded_names(manifest.shards, set(names)))
     untracked = find_untracked(names, manifest.layout, known)
-    unfinished: set[str] = set()
-    if not manifest.complete:  # shards are renamed shortly before they are recorded
-        named = manifest.numbering.unrecorded_names(manifest.shards, set(names))
-        unfinished = with_sidecars(manifest, named)
     strays = [name for name in untracked if name not in unfinished]
-    return strays, [name for name in untracked if name in unfinished]
+    sentences = [*dict.fromkeys([*damages.values(), *beside])]
+    return Verdict(manifest, sentences, strays, [name for name in untracked if name in unfinished]), set(damages)
 
 
 def check_segment(
@@ -237,7 +214,6 @@ def read_stream(store: Store, manifest: Manifest, start: int, split: Split | Non
 
 
 def _gather(parts: Iterable[Span]) -> Iterator[Span]:
-    """Join small spans into larger ones."""
     waiting: list[Span] = []
     tokens = 0
     for part in parts:
@@ -314,15 +290,13 @@ def _read(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord
             temporary = tempfile.TemporaryDirectory(prefix="fineweb-shards-", ignore_cleanup_errors=True)
             folder = Path(stack.enter_context(temporary))
 
-        def check(number: int) -> Future[Path | None]:
-            record = wanted[number][0]
+        def check(record: ShardRecord) -> Future[Path | None]:
             return in_background(partial(_check_ahead, store, shard_format, files[record.name], record, folder))
 
-        ahead = [check(0)] if wanted else []
-        for number, (record, skip) in enumerate(wanted):
+        ahead = [check(record) for record, _ in wanted[:1]]
+        for number, (record, skip) in enumerate(wanted, 1):
             copy = ahead.pop().result()
-            if number + 1 < len(wanted):
-                ahead.append(check(number + 1))
+            ahead += [check(following) for following, _ in wanted[number : number + 1]]
             yield from _read_segment(store, shard_format, record, skip, copy)
 
 

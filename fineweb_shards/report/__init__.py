@@ -1,1 +1,1 @@
-"""Make `report.html`, the page about an output folder: facts, tables, charts and the template."""
+"""Make `report.html`, the page about an output folder: facts, tables and the template."""

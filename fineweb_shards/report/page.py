@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fineweb_shards import __version__
-from fineweb_shards.report import contents, runs
-from fineweb_shards.report.facts import Facts, gather_facts, report_path, show_moment
+from fineweb_shards.report import contents
+from fineweb_shards.report.contents import Facts, gather_facts, report_path, show_moment
 from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import output_error, write_quickly
 from fineweb_shards.system.own_files import claim_folder
@@ -32,8 +32,7 @@ _REFRESH_SECONDS = 60
 
 
 def write_report(store: Store, *, alive: bool | None = None, path: Path | None = None) -> Path:
-    """Write the page, by default into the work folder, and return its path. A run rewrites it every minute and at its
-    end. `alive`: whether a run is active in the folder, if known."""
+    """Write the page, by default into the work folder; return its path. `alive`: whether a run is active there."""
     given, path = path is not None, path or report_path(store.folder)
     page = render_page(gather_facts(store, alive=alive))
     try:
@@ -47,7 +46,6 @@ def write_report(store: Store, *, alive: bool | None = None, path: Path | None =
 
 
 def render_page(facts: Facts) -> str:
-    """Return the page as HTML."""
     from markupsafe import Markup
 
     style = (resources.files(__package__) / "page.css").read_text("utf-8")
@@ -56,10 +54,9 @@ def render_page(facts: Facts) -> str:
         style=Markup(style),  # our own file, and the only text that is not escaped
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         refresh_seconds=_REFRESH_SECONDS if facts.status.state == RUNNING else None,
-        headline=runs.make_headline(facts),
-        runs=runs.list_runs(facts),
-        over_time=runs.chart_runs(facts),
-        marks=runs.list_marks(facts),
+        headline=contents.make_headline(facts),
+        runs=contents.list_runs(facts),
+        marks=contents.list_marks(facts),
         parts=contents.list_parts(facts),
         shards=contents.list_shards(facts),
         lengths=contents.measure_lengths(facts),
@@ -91,8 +88,7 @@ def _environment() -> Environment:
 
 
 def closing_lines(store: Store, run: RunRecord) -> list[str]:
-    """Return the summary's lines about fetched bytes, waits and the report, as far as there are any. A run that failed
-    to start has no report."""
+    """Return the summary's lines about fetched bytes, waits and the report, if there are any."""
     rows = []
     if run.fetched_bytes:
         speed = show_bytes(run.fetched_bytes / max(run.work_seconds, 1e-9))

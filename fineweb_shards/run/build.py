@@ -24,7 +24,7 @@ from fineweb_shards.layouts.base import choose_digits
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.page import closing_lines, write_report
 from fineweb_shards.run import shuffle
-from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
+from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job, make_job, open_manifest, output_spec
 from fineweb_shards.run.output_text import empty_part_error, training_error
 from fineweb_shards.run.plan import make_plan, split_error
@@ -39,7 +39,7 @@ from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Cursors, ShardRecord, ShardSlice
 from fineweb_shards.units import show_bytes, show_number_of, show_seconds
-from fineweb_shards.watching.monitor import Monitor, StartObserver
+from fineweb_shards.watching.monitor import Monitor
 from fineweb_shards.watching.progress import Progress, Total
 from fineweb_shards.watching.run_files import EventLog, RunRecord, current_invocation, load_history
 from fineweb_shards.watching.screen import Screen, WaitsOnScreen
@@ -95,7 +95,7 @@ def build(
     """Make the shards, or the rest of them; `command` resumes the build. `reads_once`: the input can't be read again.
     `when_done` is called when everything is made and verified, before the end is reported."""
     observer = WaitsOnScreen(screen)
-    opened = _locked_job(config, fresh=fresh, reads_once=reads_once, observer=observer, command=command)
+    opened = _locked_job(config, fresh=fresh, reads_once=reads_once, observer=observer)
     with opened as job, shuffle.lock_scratch(config):
         if fresh:
             start_over(job.output.store, job.layout, screen.warn, yes=yes)
@@ -126,9 +126,9 @@ def build(
 
 
 @contextlib.contextmanager
-def _locked_job(config: Config, *, fresh: bool, reads_once: bool, observer: Observer, command: str) -> Iterator[Job]:
+def _locked_job(config: Config, *, fresh: bool, reads_once: bool, observer: Observer) -> Iterator[Job]:
     """Make the job and lock its store. Local files are found before the lock, so that a misspelt name leaves no folder;
-    hubs, buckets and inputs that can be read only once are opened after it. `command` is for `status`."""
+    hubs, buckets and inputs that can be read only once are opened after it."""
     config.check()
     if config.executor == "ray":
         from fineweb_shards.executors.ray.cluster import check_reachable, find_address, load_ray
@@ -154,12 +154,7 @@ def _locked_job(config: Config, *, fresh: bool, reads_once: bool, observer: Obse
                 "yield other documents the second time.",
                 "Choose another --out, or --fresh to delete that build and start over.",
             )
-        done_tokens = begun.tokens if begun else 0
-        invocation = current_invocation(command)
-        shard_tokens = config.shard_tokens or DEFAULT_SHARD_TOKENS
-        with StartObserver(observer, store.folder, invocation, done_tokens, shard_tokens) as start_observer:
-            job = make_job(config, store, begun=begun, observer=start_observer)
-        yield job
+        yield make_job(config, store, begun=begun, observer=observer)
 
 
 def _build_rest(
@@ -173,7 +168,7 @@ def _build_rest(
         progress.begin_pass(manifest)
     if not manifest.piled_tokens:  # the first pass begins: free the space of an earlier one
         shuffle.remove_piles(job.output, job.config)
-    history.begin_run(manifest.tokens + manifest.piled_tokens, job.budget.memory_bytes)
+    history.begin_run(manifest.tokens + manifest.piled_tokens)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
     job = replace(job, source=job.source.reopened(progress))

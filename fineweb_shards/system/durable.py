@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import threading
 import time
@@ -18,23 +19,16 @@ from typing import BinaryIO
 from fineweb_shards.errors import DiskFullError, LockedError, OutputError
 from fineweb_shards.system.own_files import WORK_FOLDER, ForeignFileError, claim_folder, open_own, refuse_other_kinds
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 LOCK_NAME = "lock"
 _RETRY_SECONDS = 0.02
 
 
 def is_lock_name(name: str) -> bool:
-    """Return whether a file of the work folder is the lock, or belongs to it. Such files don't show that a run has done
-    any work there."""
+    """Return whether a file of the work folder belongs to the lock, which doesn't show that a run did any work."""
     return name == LOCK_NAME or name.startswith(f"{LOCK_NAME}.")
 
 
 def output_error(path: Path, error: OSError) -> OutputError:
-    """Turn an OSError from writing into one of our errors."""
     if isinstance(error, ForeignFileError):
         return OutputError(f"{error.filename}: {error.strerror}.", error.hint)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -52,9 +46,7 @@ def output_errors(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` durable. Windows neither has nor needs such a call."""
-    if os.name == "nt":
-        return
+    """Make a rename in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -86,8 +78,7 @@ def write_file(path: Path, data: bytes, temporary_folder: Path) -> None:
 
 
 def write_quickly(path: Path, data: bytes) -> None:
-    """Replace the content of `path` with `data`, atomically but without fsync, for files that only report progress.
-    Raises OSError."""
+    """Replace the content of `path` atomically but without fsync, for files that only report progress."""
     # A unique name, because another process or thread may be writing the same file.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     file = open_own(temporary, "xb")
@@ -105,30 +96,27 @@ class FolderLock:
 
     def __init__(self, folder: Path, *, is_own: bool = False) -> None:
         self._folder, self._is_own = folder, is_own
+        self._path = folder / WORK_FOLDER / LOCK_NAME
         self._file: BinaryIO | None = None
 
-    @property
-    def _path(self) -> Path:
-        return self._folder / WORK_FOLDER / LOCK_NAME
-
     def __enter__(self) -> FolderLock:
-        path, file = self._path, self._open()
         while True:
+            file = self._open()
             if not _try_lock_repeatedly(file):
                 file.seek(0)
                 holder = file.read(64).decode("ascii", "replace").strip() or "unknown"
                 file.close()
                 raise LockedError(f"{self._folder}: another run is writing here (process {holder}).")
-            if _is_at(path, file):
-                break
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), self._path.lstat()):
+                    break
             file.close()  # its holder has removed it meanwhile
-            file = self._open()
         try:
             file.truncate(0)
             file.write(str(os.getpid()).encode())
         except OSError as error:
             file.close()
-            raise output_error(path, error) from error
+            raise output_error(self._path, error) from error
         self._file = file
         return self
 
@@ -138,10 +126,7 @@ class FolderLock:
 
     def remove(self) -> None:
         """Remove the lock at the end of its run, with the folders that were made for it, unless they hold something."""
-        assert self._file is not None
         with contextlib.suppress(OSError):
-            if os.name == "nt":  # where an open file can't be removed, nor one that another run has opened
-                self._file.close()
             self._path.unlink()
             self._path.parent.rmdir()
             self._folder.rmdir()
@@ -159,14 +144,6 @@ class FolderLock:
             raise output_error(self._path, error) from error
 
 
-def _is_at(path: Path, file: BinaryIO) -> bool:
-    """Tell whether an open file is the one that is at its path now."""
-    try:
-        return os.name == "nt" or os.path.samestat(os.fstat(file.fileno()), path.lstat())
-    except FileNotFoundError:
-        return False
-
-
 def is_locked(folder: Path) -> bool:
     """Return whether a run holds the folder now. Any number of processes may ask at once."""
     path = folder / WORK_FOLDER / LOCK_NAME
@@ -180,11 +157,7 @@ def is_locked(folder: Path) -> bool:
 
 def lock_file(file: BinaryIO) -> None:
     """Wait for an exclusive lock on a file; closing the file releases it. For locks that are only held briefly."""
-    if fcntl:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        return
-    while not try_lock(file):
-        time.sleep(_RETRY_SECONDS)
+    fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _try_lock_repeatedly(file: BinaryIO) -> bool:
@@ -203,19 +176,7 @@ def _try_lock_repeatedly(file: BinaryIO) -> bool:
 
 
 def try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
-    """Lock a file without waiting, exclusively or `shared`; return whether that succeeded. Closing the file and all
-    copies of its descriptor releases the lock."""
-    if not fcntl:  # Windows, which has no shared locks
-        import msvcrt
-
-        try:
-            file.seek(2**30)  # lock a byte far beyond the content: others can't read a locked byte
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-        except OSError:
-            return False
-        finally:
-            file.seek(0)
-        return True
+    """Lock a file without waiting; return whether that succeeded. Closing all copies of its descriptor unlocks it."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:
@@ -225,5 +186,4 @@ def try_lock(file: BinaryIO, *, shared: bool = False) -> bool:
 
 def unlock(file: BinaryIO) -> None:
     """Release a lock, even if a process forked meanwhile has the file open."""
-    if fcntl:  # on Windows unlocking fails if the lock was not obtained
-        fcntl.flock(file, fcntl.LOCK_UN)
+    fcntl.flock(file, fcntl.LOCK_UN)

@@ -25,8 +25,7 @@ Made = TypeVar("Made")
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Parse JSON that must be an object; ValueError if it is invalid, nested too deeply, or contains NaN or
-    Infinity."""
+    """Parse JSON that must be an object; ValueError if it is invalid, nested too deeply, or has NaN or Infinity."""
     try:
         return expect("it", json.loads(data.decode("utf-8"), parse_constant=_refuse_constant), dict)
     except RecursionError:
@@ -71,7 +70,6 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
 
 
 def get(values: dict[str, Any], name: str, kind: type[Made]) -> Made:
-    """Return a required field of an object after checking its type."""
     if name not in values:
         raise ValueError(f"{name} is missing")
     return expect(name, values[name], kind)

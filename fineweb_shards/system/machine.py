@@ -1,8 +1,7 @@
 """Measure this machine's cores, memory, memory pressure and disk, and lower this process's priority.
 
-On Linux files under /proc and /sys have all figures. psutil is used only on macOS and Windows: loading it takes 40 to
-60 ms, measuring a process takes twice the processor time, and it lacks control groups, pressure and OOM kills. Unknown
-figures are None or 0, as if there were no shortage.
+Files under /proc and /sys have all figures. (psutil takes 40 to 60 ms to load and twice the processor time for a
+process, and lacks control groups, pressure and OOM kills.) Unknown figures are None or 0, as if there were no shortage.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import contextlib
 import ctypes
 import os
 import platform
+import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
 
 from fineweb_shards.errors import UsageError
 from fineweb_shards.units import show_bytes
@@ -28,8 +27,6 @@ _ADDRESS_SPACE_BYTES = 10**9
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _OTHER_FILES = 100  # more than a process ever has open otherwise
 PRIORITIES = ("background", "normal")  # the values of `--priority`, the default first
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +72,6 @@ def memory_limits() -> list[MemoryLimit]:
 def check_address_space() -> None:
     """Raise UsageError if the limit on address space (`ulimit -v`) is too low for encoding. Call this before importing
     large libraries, which would fail without naming the cause, or abort."""
-    if os.name == "nt":
-        return
-    import resource
-
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < _ADDRESS_SPACE_BYTES:
         raise UsageError(
@@ -120,16 +113,8 @@ def _existing(folder: Path) -> Path:
 
 
 def apply_priority(priority: str) -> None:
-    """With `background`, give this process the lowest priority for cores and disks, so that other programs stay fast;
-    `normal` keeps its priority."""
+    """With `background`, give this process the lowest priority for cores and disks; `normal` keeps its priority."""
     if priority != "background":
-        return
-    if sys.platform == "win32":
-        import psutil
-
-        with contextlib.suppress(psutil.Error):  # optional
-            psutil.Process().nice(psutil.IDLE_PRIORITY_CLASS)
-            psutil.Process().ionice(psutil.IOPRIO_VERYLOW)
         return
     os.nice(19)
     number = _IOPRIO_SET.get(platform.machine()) if sys.platform == "linux" else None
@@ -139,8 +124,7 @@ def apply_priority(priority: str) -> None:
 
 @contextlib.contextmanager
 def environment(values: Mapping[str, str], remove: Iterable[str] = ()) -> Iterator[None]:
-    """Set environment variables temporarily, except those already set. Also remove the variables in `remove` that a
-    library sets meanwhile."""
+    """Set variables temporarily, except those already set; also remove those in `remove` that a library sets."""
     unset = [name for name in (*values, *remove) if name not in os.environ]
     os.environ.update({name: values[name] for name in unset if name in values})
     try:
@@ -157,12 +141,11 @@ def offer_to_oom_killer() -> None:
 
 
 def private_memory_bytes(pid: int) -> int | None:
-    """Return a process's memory without files and shared memory; None if unknown. Fast on Linux."""
+    """Return a process's memory without files and shared memory; None if unknown."""
     for line in _read_lines(Path(f"/proc/{pid}/statm")):
         resident, shared = map(int, line.split()[1:3])
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-    # On Linux the process has ended.
-    return _ask_psutil(lambda process: int(process.memory_full_info().uss), pid)
+    return None  # it has ended
 
 
 def own_shared_bytes() -> int:
@@ -172,30 +155,17 @@ def own_shared_bytes() -> int:
 
 
 def own_memory_bytes() -> int:
-    """Return `private_memory_bytes` of this process; 0 if unknown."""
     return private_memory_bytes(os.getpid()) or 0
 
 
 def process_life(pid: int) -> tuple[str, float] | None:
-    """Return a process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …; empty on macOS and
-    Windows) and the processor time of all its threads in seconds; None if unknown."""
+    """Return a process's state (`R` runs, `S` sleeps, `D` waits for a disk, `T` is stopped …) and the processor
+    time of all its threads in seconds; None if unknown."""
     for line in _read_lines(Path(f"/proc/{pid}/stat")):
         fields = line.rpartition(")")[2].split()  # the name before it may contain spaces
         ticks = int(fields[11]) + int(fields[12])
         return fields[0], ticks / os.sysconf("SC_CLK_TCK")
-    return _ask_psutil(lambda process: ("", sum(process.cpu_times()[:2])), pid)
-
-
-def _ask_psutil(question: Callable[[Any], Result], pid: int) -> Result | None:
-    """Ask psutil about a process on macOS and Windows; None on Linux, or if the process has ended."""
-    if sys.platform == "linux":
-        return None
-    import psutil
-
-    try:
-        return question(psutil.Process(pid))
-    except (psutil.Error, OSError):
-        return None
+    return None
 
 
 def oom_kills() -> int:
@@ -209,13 +179,9 @@ def _machine_memory() -> MemoryLimit:
     if "MemAvailable:" in figures:
         available, total = (int(figures[name]) * 1024 for name in ("MemAvailable:", "MemTotal:"))
         return MemoryLimit("the machine", available, total)
-    if sys.platform == "linux":  # a sandbox without /proc: half of the total is a cautious guess
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return MemoryLimit("the machine", total // 2, total)
-    import psutil
-
-    memory = psutil.virtual_memory()
-    return MemoryLimit("the machine", memory.available, memory.total)
+    # A sandbox without /proc: half of the total is a cautious guess.
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return MemoryLimit("the machine", total // 2, total)
 
 
 def _cgroup_folders(controller: str) -> list[Path]:
@@ -251,10 +217,6 @@ def _read_lines(path: Path) -> list[str]:
 @cache
 def allow_files(count: int) -> int:
     """Raise this process's limit so that it can open `count` more files, or as many as allowed; return that number."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return min(count, _OTHER_FILES)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -32,7 +32,6 @@ RETIRE_AFTER_SECONDS = 10.0
 # The shortest time between two replacements of workers that exceed their share of the budget.
 RENEW_EVERY_SECONDS = 30.0
 
-Measure = Callable[[int], int | None]  # the memory of a process, if known
 Reading = tuple[Sequence[MemoryLimit], float]  # limits of the machine and its control groups; percent of time stalled
 
 
@@ -49,7 +48,7 @@ class MemoryGuard:
 
     worker_bytes: int
     read: Callable[[], Reading] = lambda: (machine.memory_limits(), machine.memory_stall_percent())
-    measure: Measure = machine.private_memory_bytes
+    measure: Callable[[int], int | None] = machine.private_memory_bytes
     shared: Callable[[], int] = machine.own_shared_bytes
     clock: Clock = field(default_factory=Clock)
 
@@ -84,7 +83,6 @@ class MemoryGuard:
         return None
 
     def size_bytes(self, worker: int) -> int:
-        """Return a worker's memory at the last measurement."""
         return self._sizes.get(worker, 0)
 
     def _find_shortage(self) -> str | None:

@@ -29,11 +29,7 @@ from typing import BinaryIO, Literal
 WORK_FOLDER = ".fineweb-shards"
 SMALL_BYTES = 16 * 2**20  # far more than any of our files has, except for the manifest and a tokenizer
 
-# Windows has only O_BINARY; there links are checked for first.
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_ALWAYS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 Mode = Literal["rb", "r+b", "a+b", "xb"]
-_is_junction = getattr(os.path, "isjunction", lambda path: False)  # Windows, from Python 3.12 on
 _KINDS = {
     stat.S_IFLNK: (errno.ELOOP, "a link"),
     stat.S_IFDIR: (errno.EISDIR, "a folder"),
@@ -46,7 +42,6 @@ class ForeignFileError(OSError):
 
     @property
     def hint(self) -> str:
-        """The next step."""
         if self.errno == errno.EMLINK:
             name, other = shlex.quote(str(self.filename)), shlex.quote(f"{self.filename}.copy")
             return f"It was left alone. Make it a separate file: cp {name} {other} && mv {other} {name}"
@@ -72,14 +67,12 @@ def open_descriptor(path: Path | str, flags: int, *, follow_links: bool = False)
     path = Path(path)
     if not follow_links:
         refuse_linked_folders(path)
-        if not _NO_FOLLOW:
-            refuse_link(path)
-        flags |= _NO_FOLLOW
+        flags |= os.O_NOFOLLOW
     try:
         if flags & os.O_EXCL:
             refuse_other_kinds(path)
             path.unlink(missing_ok=True)
-        descriptor = os.open(path, flags | _ALWAYS, 0o666)
+        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     except OSError:
         refuse_other_kinds(path)  # a better message than the errno's
         raise
@@ -103,16 +96,11 @@ def read_file(path: Path, most_bytes: int = SMALL_BYTES, *, follow_links: bool =
 
 
 def is_plain_file(path: Path) -> bool:
-    """Return whether there is a plain file, not a link to one."""
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
+    return os.path.isfile(path) and not os.path.islink(path)
 
 
 def refuse_other_kinds(path: Path, opened: os.stat_result | None = None, *, writes: bool = False) -> None:
-    """Raise ForeignFileError for anything but a plain file and, if it is opened for `writes`, for a file with other
-    names as well."""
+    """Raise ForeignFileError for anything but a plain file and, if opened for `writes`, one with other names."""
     try:
         state = opened or path.lstat()
     except OSError:
@@ -158,8 +146,6 @@ def claim_folder(path: Path) -> None:
     """Create a folder of ours or take over an existing one; ForeignFileError if it is a link, or belongs to another
     user, who could change its contents at any time."""
     make_folder(path)
-    if os.name == "nt":
-        return
     owner = path.lstat().st_uid
     # Some file systems give all files to one user, or root's to nobody: then that user is us.
     if owner != os.geteuid() and owner != _owner_of_new_file(path.parent):
@@ -172,5 +158,5 @@ def _owner_of_new_file(folder: Path) -> int:
 
 
 def refuse_link(path: Path) -> None:
-    if os.path.islink(path) or _is_junction(path):
+    if path.is_symlink():
         raise ForeignFileError(errno.ELOOP, "this is a link, not what fineweb-shards wrote", str(path))

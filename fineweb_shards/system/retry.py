@@ -70,10 +70,8 @@ class Retrier:
     def call(self, action: Callable[[], Result]) -> Result:
         """Return the action's result; raise `error` once it has failed for too long."""
         began: float | None = None
-        since = ""
-        tries = 0
-        doubtful_tries = 0
-        wait_reported = False
+        since, wait_reported = "", False
+        tries = doubtful_tries = 0
         while True:
             try:
                 result = action()
@@ -98,7 +96,11 @@ class Retrier:
                 self.observer.tell(Event("retry", f"{failure.reason}; again in {wait:.1f} s", loud=False))
                 if now - began + wait >= _REPORT_AFTER_SECONDS:
                     wait_reported = True
-                    self.observer.set_wait(self.cause, self._describe_wait(failure, since, wait, left))
+                    reason = f"waiting for the {self.cause} since {since} ({failure.reason})"
+                    if wait >= _LONG_WAIT_SECONDS:
+                        reason += f", next try at {self.clock.wall(wait)}"
+                    reason += f", giving up at {self.clock.wall(left)}"
+                    self.observer.set_wait(self.cause, f"{reason}; {failure.advice}" if failure.advice else reason)
                 self.clock.sleep(wait)
                 tries += 1
             else:
@@ -106,17 +108,9 @@ class Retrier:
                     self.observer.set_wait(self.cause, None)
                 return result
 
-    def _describe_wait(self, failure: TransientError, since: str, wait: float, left: float) -> str:
-        words = [f"waiting for the {self.cause} since {since} ({failure.reason})"]
-        if wait >= _LONG_WAIT_SECONDS:
-            words.append(f"next try at {self.clock.wall(wait)}")
-        words.append(f"giving up at {self.clock.wall(left)}")
-        return ", ".join(words) + (f"; {failure.advice}" if failure.advice else "")
-
 
 class Disk(Retrier):
-    """The disk of an output folder. Actions that fail for lack of space are retried up to a time limit, so that an
-    overnight run survives a full disk."""
+    """The disk of an output folder. A run survives a full one overnight: it retries up to a time limit."""
 
     cause = "disk"
     longest_wait_seconds = 10.0

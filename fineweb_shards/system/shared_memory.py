@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fineweb_shards.system.durable import lock_file
+from fineweb_shards.system.json_values import parse_object
 from fineweb_shards.system.own_files import open_own
 
 
@@ -52,7 +53,6 @@ class SharedBytes:
 
     @property
     def has_descriptor(self) -> bool:
-        """Whether the bytes are in a file, not in this object."""
         return self._own is None
 
     @property
@@ -100,10 +100,8 @@ class SharedValue:
                 lock_file(file)
                 try:
                     file.seek(0)
-                    value = json.loads(file.read(64 * 1024))
-                except (ValueError, OSError):
-                    value = None
-                if not isinstance(value, dict):  # the file is new, or not ours
+                    value = parse_object(file.read(64 * 1024))
+                except (ValueError, OSError):  # the file is new, or not ours
                     value = {}
                 yield value
                 self._own = value

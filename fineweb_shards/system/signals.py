@@ -19,8 +19,6 @@ from fineweb_shards.errors import Interrupted
 from fineweb_shards.system.standard_streams import our_streams
 from fineweb_shards.system.terminal import shown_on
 
-_HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
-
 
 class Interrupts:
     """Handles signals, once created, by raising `Interrupted` in the main thread.
@@ -37,19 +35,18 @@ class Interrupts:
         self._requests = 0  # Ctrl-C or SIGTERM
         signal.signal(signal.SIGINT, self._stop)
         signal.signal(signal.SIGTERM, self._stop)
-        if _HANGUP is not None and signal.getsignal(_HANGUP) is not signal.SIG_IGN:  # `nohup` ignores it
-            signal.signal(_HANGUP, self._stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it
+            signal.signal(signal.SIGHUP, self._stop)
         sys.unraisablehook = self._try_again
 
     def work_is_done(self) -> None:
-        """Raise nothing from now on: only quick work is left, and the exit code must not claim an interruption. A
-        second request still ends the process at once."""
+        """Raise nothing from now on: the exit code must not claim an interruption. A second one still ends it."""
         self._stopping = True
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         # SIGHUP does not count: when a terminal closes, the kernel and the shell both send it, and a session that ends
         # sends SIGTERM as well. Together they are one request.
-        if number != _HANGUP:
+        if number != signal.SIGHUP:
             self._requests += 1
         if self._requests > 1:
             wipe = self.wipe_sequence()
@@ -66,7 +63,7 @@ class Interrupts:
             for sink in our_streams():
                 sink.longest_wait_seconds = 1.0
             self.on_stop()
-            closed = number == _HANGUP
+            closed = number == signal.SIGHUP
             raise Interrupted("The terminal was closed." if closed else "Interrupted.", 128 + number)
 
     def _try_again(self, lost: sys.UnraisableHookArgs) -> None:
@@ -89,10 +86,8 @@ def raise_interrupts() -> None:
 
 
 def ignore_signals() -> None:
-    """From now on ignore all signals that would end the process."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def stop_with_caller(process: int) -> None:

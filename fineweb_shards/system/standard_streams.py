@@ -70,8 +70,7 @@ class Sink(io.RawIOBase):
 
 
 def prepare_streams() -> None:
-    """Wrap both streams for the whole process; call this before opening any file. Streams that are not Python's own,
-    such as a test's, are left alone."""
+    """Wrap both streams for the whole process, before any file is opened; not a test's own streams."""
     for descriptor in range(3):
         # Open a closed one on /dev/null. Otherwise the next file opened would get its number, and with it a child's
         # traceback.
@@ -116,15 +115,11 @@ def open_text(sink: Sink, encoding: str, *, line_buffering: bool) -> TextIO:
 def _wrap(stream: TextIO | None, original: TextIO | None, sink: Sink) -> TextIO:
     if stream is not None and stream is not original:
         return stream
-    if os.name == "nt" and isinstance(stream, io.TextIOWrapper):  # `os.write` can't write to a console
-        stream.reconfigure(errors=_ESCAPE)
-        return stream
     encoding = stream.encoding if stream is not None else "utf-8"
     return open_text(sink, encoding, line_buffering=sink.isatty() or sink.fileno() == 2)
 
 
 def our_streams() -> list[Sink]:
-    """Return the sinks that replace the standard streams."""
     buffers = (getattr(stream, "buffer", None) for stream in (sys.stdout, sys.stderr))
     return [buffer for buffer in buffers if isinstance(buffer, Sink)]
 

@@ -27,14 +27,12 @@ _KERNEL_SETS = {"TERM": "xterm-color", "PAGER": "cat", "GIT_PAGER": "cat"}
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Return whether lines written to `stream` can be redrawn. `isatty` alone is not enough, because notebooks and some
-    CI services run commands in a pseudo-terminal."""
+    """Return whether lines can be redrawn; in a pseudo-terminal of a notebook or a CI service they can not."""
     is_dumb, is_ci = os.environ.get("TERM") == "dumb", os.environ.get("CI", "").lower() not in ("", "0", "false")
     return stream.isatty() and not is_dumb and not is_ci and not in_notebook()
 
 
 def in_notebook() -> bool:
-    """Return whether this is a command in a notebook cell."""
     is_kernel = all(os.environ.get(name) == value for name, value in _KERNEL_SETS.items())
     return is_kernel or any(os.environ.get(name) for name in _NOTEBOOK_MARKS)
 
@@ -45,16 +43,14 @@ def printable(text: str) -> str:
 
 
 def safe_text(text: str, width: int) -> str:
-    """Return the beginning of `text` on one line of about `width` characters, cut between words if possible.
-    Unprintable characters become `·`."""
+    """Return the beginning of `text` as one printable line of about `width` characters, cut between words."""
     words = " ".join(text[: 8 * width].split())
     line = "".join(char if char.isprintable() else "·" for char in words)
     return line if len(line) <= width else cut_at_word(line[:width]) + "…"
 
 
 def cut_at_word(text: str) -> str:
-    """Drop the last word of a truncated text, which may be incomplete. Text without spaces loses one character, to
-    leave space for `…`."""
+    """Drop the last word of a truncated text; without spaces only a character, to leave space for `…`."""
     whole = re.match(r".*\S(?=\s)", text, re.S)
     return whole[0] if whole and len(whole[0]) > len(text) // 2 else text[:-1]
 

@@ -33,8 +33,7 @@ def find_shares(parts: Sequence[InputPart], taken: Sequence[Taken], end: Cursors
 
 
 def shares_in(manifest: Manifest) -> tuple[PartShare, ...]:
-    """Return the same for the finished shards of a folder. A plain export of a mix has none, as its records count no
-    parts."""
+    """Return the same for finished shards; none for a plain export of a mix, whose records count no parts."""
     taken, end = manifest.mixed
     return find_shares(manifest.parts, taken, end) if taken or not manifest.shards else ()
 

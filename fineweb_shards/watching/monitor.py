@@ -3,27 +3,22 @@
 It never disturbs the run: a failed write, for example on a full disk, is skipped until the next one is due. The report
 is written by a separate thread, because it reads shards: a bucket or disk that hangs delays neither the screen nor the
 heartbeat.
-
-A monitor needs workers and files. Before that, while the hub or a bucket lists its files, a StartObserver records
-waits, so that the log and `status` show an outage, which may last an hour.
 """
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from fineweb_shards.errors import Interrupted, ShardError, exit_code_of
-from fineweb_shards.events import Event, Observer
+from fineweb_shards.events import Event
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.watching.progress import Progress, Speedometer
-from fineweb_shards.watching.run_files import EventLog, Heartbeat, Invocation, RunRecord, Snapshot, State
+from fineweb_shards.watching.run_files import Heartbeat, Invocation, RunRecord, Snapshot, State
 
 LOOK_EVERY_SECONDS = 1.0
 HEARTBEAT_EVERY_SECONDS = 3.0
@@ -60,13 +55,10 @@ class Monitor:
         self._reported_failures: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=[self._update], name="monitor", daemon=True)
-        self._report_thread = threading.Thread(
-            target=self._watch, args=[self._update_report], name="reporter", daemon=True
-        )
+        self._reporter = threading.Thread(target=self._watch, args=[self._update_report], name="reporter", daemon=True)
 
     @property
     def peak_bytes(self) -> int:
-        """The peak memory of all processes together."""
         return max(self._earlier_peak_bytes, self.executor.peak_bytes)
 
     def replace_executor(self, executor: Executor, *, is_remote: bool) -> None:
@@ -80,7 +72,7 @@ class Monitor:
         try:
             self._attempt(lambda: self._write_heartbeat(self._take_snapshot(State.STARTING, "")))
             self._thread.start()
-            self._report_thread.start()
+            self._reporter.start()
         except BaseException as error:  # interrupted: record that end
             self.__exit__(type(error), error, None)
             raise
@@ -93,13 +85,13 @@ class Monitor:
         state, reason, ending = _describe_end(error)
         last = self._take_snapshot(state, reason)
         self._attempt(lambda: self.progress.screen.close(last))
-        self.progress.history.add(last)
+        self.progress.history.update(last)
         self.progress.history.end_run(ending)
         self._attempt(lambda: self._write_heartbeat(last, exit_code_of(error)))
         self._attempt(lambda: self.progress.history.save(self.output.folder))
         # After an error, don't wait: perhaps the user pressed Ctrl-C because the shards can't be read.
-        if self._report_thread.is_alive():
-            self._report_thread.join(_LONGEST_JOIN_AFTER_ERROR_SECONDS if error else _LONGEST_JOIN_SECONDS)
+        if self._reporter.is_alive():
+            self._reporter.join(_LONGEST_JOIN_AFTER_ERROR_SECONDS if error else _LONGEST_JOIN_SECONDS)
         if error is not None:
             self.output.store.hurry(_LONGEST_LAST_SECONDS)
         self._attempt(lambda: self.write_report(alive=False))
@@ -116,19 +108,17 @@ class Monitor:
             self._attempt(update)
 
     def _update(self) -> None:
-        """Take a snapshot, and update the screen and the files."""
         progress = self.progress
         snapshot = self._take_snapshot(*self._state())
         # If one worker waits and others make tokens, that counts as work.
         now, made = time.monotonic(), snapshot.processed_tokens > self._last_tokens
-        waiting = snapshot.state == State.WAITING
-        if waiting and not made:
+        if snapshot.state == State.WAITING and not made:
             progress.waited_seconds += now - self._last_look
-        working = snapshot.state in (State.FETCHING, State.ENCODING) or (waiting and made)
+        working = snapshot.state in (State.FETCHING, State.ENCODING) or (snapshot.state == State.WAITING and made)
         self._speed.add(now, snapshot.processed_tokens, working=working)
         self._fetch_speed.add(now, snapshot.fetched_bytes, working=working)
         self._last_look, self._last_tokens = now, snapshot.processed_tokens
-        progress.history.add(snapshot)
+        progress.history.update(snapshot)
         self._attempt(lambda: progress.screen.show(snapshot))
         if self._is_due("heartbeat", HEARTBEAT_EVERY_SECONDS):
             self._attempt(lambda: self._write_heartbeat(snapshot))
@@ -144,14 +134,13 @@ class Monitor:
 
     def _is_due(self, what: str, every_seconds: float) -> bool:
         now = time.monotonic()
-        due = now >= self._next_time.get(what, 0.0)
-        if due:
-            self._next_time[what] = now + every_seconds
-        return due
+        if now < self._next_time.get(what, 0.0):
+            return False
+        self._next_time[what] = now + every_seconds
+        return True
 
     def _attempt(self, write: Callable[[], object]) -> None:
-        """Call `write`. An error in it, be it a full disk or a bug, must not end the run or the monitoring: it is
-        logged, once."""
+        """Call `write`. An error in it, a full disk or a bug, must not end the run or the monitoring: log it, once."""
         try:
             write()
         except BaseException as error:
@@ -216,70 +205,3 @@ def _describe_end(error: BaseException | None) -> tuple[State, str, str]:
         return State.STOPPED, error.message, f"stopped, exit code {error.exit_code}: {error}"
     reason = f"{type(error).__name__}: {error}"
     return State.STOPPED, reason, f"stopped, {reason}"
-
-
-@dataclass(eq=False)
-class StartObserver(Observer):
-    """Passes everything on, and records waits. A context manager around the work before a run; writes nothing unless
-    that work waits."""
-
-    shown: Observer
-    folder: Path
-    invocation: Invocation
-    done_tokens: int
-    shard_tokens: int
-
-    def __post_init__(self) -> None:
-        self._log = EventLog(self.folder)
-        self._waits: dict[str, str] = {}  # cause to reason
-        self._waited = False
-        self._ended = threading.Event()
-
-    def __enter__(self) -> StartObserver:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._ended.set()
-        if self._waited and error is not None:
-            _, reason, _ = _describe_end(error)
-            code = exit_code_of(error)
-            self._log.write(Event("end", f"stopped with exit code {code}: {reason}"))
-            self._write_heartbeat(State.STOPPED, reason, code)
-
-    def tell(self, event: Event) -> None:
-        self.shown.tell(event)
-        if self._waited:
-            self._log.write(event)
-
-    def set_wait(self, cause: str, reason: str | None) -> None:
-        self.shown.set_wait(cause, reason)
-        if reason is None:
-            self._waits.pop(cause, None)
-            self._log.write(Event("wait", f"the wait for the {cause} is over"))
-        else:
-            if cause not in self._waits:
-                self._log.write(Event("wait", reason))
-            self._waits[cause] = reason
-        self._record()
-        if not self._waited and not self._ended.is_set():
-            self._waited = True
-            threading.Thread(target=self._keep_recording, name="start", daemon=True).start()
-
-    def _keep_recording(self) -> None:
-        while not self._ended.wait(HEARTBEAT_EVERY_SECONDS):
-            self._record()
-
-    def _record(self) -> None:
-        reason = "; ".join(list(self._waits.values()))
-        if not self._ended.is_set():
-            self._write_heartbeat(State.WAITING if reason else State.STARTING, reason)
-
-    def _write_heartbeat(self, state: str, reason: str, exit_code: int | None = None) -> None:
-        done, now = self.done_tokens, time.time()
-        snapshot = Snapshot(
-            state, reason, tokens=done, resumed_tokens=done, shard_size_tokens=self.shard_tokens,
-            elapsed_seconds=now - self.invocation.started,
-        )  # fmt: skip
-        # The run itself will report a folder that can't be written.
-        with contextlib.suppress(OSError):
-            Heartbeat(now, self.invocation, snapshot, exit_code).save(self.folder)

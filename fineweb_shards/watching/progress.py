@@ -63,10 +63,7 @@ class Speedometer:
 
     def add(self, now_seconds: float, amount: int, *, working: bool) -> None:
         """Record the amount reached by now; call it about once a second."""
-        if self._last is None:
-            self._last = (now_seconds, amount)
-            return
-        last_seconds, last_amount = self._last
+        last_seconds, last_amount = self._last or (now_seconds, amount)
         self._last = (now_seconds, amount)
         if not self._marks:  # measure from the first increase on: until then the workers start
             if amount > last_amount:
@@ -80,7 +77,6 @@ class Speedometer:
 
     @property
     def per_second(self) -> float | None:
-        """The speed; None before anything was measured."""
         if len(self._marks) < 2:
             return None
         (first_seconds, first), (last_seconds, last) = self._marks[0], self._marks[-1]
@@ -110,8 +106,7 @@ class Progress(Observer):
         self.screen = screen or Screen()
         self.history = history or History()
         self.records = list(begun.shards) if begun else []  # of finished shards
-        self.resumed_tokens = self.tokens = 0
-        self.pass_number = self.other_pass_tokens = 0  # as in a Snapshot
+        self.resumed_tokens = self.tokens = self.pass_number = self.other_pass_tokens = 0  # as in a Snapshot
         self.shard = self.shard_tokens = 0
         self.verifying = False
         self.fetched_bytes = 0  # over the network, in this run
@@ -148,8 +143,7 @@ class Progress(Observer):
         self.shard_tokens = 0
 
     def advance(self, tokens: int, shard: int, places: Cursors, taken: tuple[Taken, ...] = ()) -> None:
-        """Add `tokens` packed into a shard or put into piles. The stream has now reached `places`; by then a mix has
-        taken `taken` from its parts."""
+        """Add tokens packed into a shard or put into piles, up to `places`; a mix has `taken` this from its parts."""
         if shard != self.shard:
             self.shard, self.shard_tokens = shard, 0
         self.tokens += tokens
@@ -160,7 +154,6 @@ class Progress(Observer):
             self._mixed = taken, places
 
     def finish_shards(self, records: Iterable[ShardRecord]) -> None:
-        """Add shards that are now in the manifest, and log each."""
         for record in records:
             self.records.append(record)
             counted = f"{record.tokens:,} tokens, {show_number_of(record.documents, 'document')}"
@@ -185,7 +178,6 @@ class Progress(Observer):
 
     @property
     def shares(self) -> tuple[PartShare, ...]:
-        """What a mix has taken from its parts so far; empty without a mix."""
         return find_shares(self._parts, *self._mixed)
 
     @property
@@ -195,7 +187,6 @@ class Progress(Observer):
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken so far."""
         return time.monotonic() - self.began
 
     @property
@@ -216,14 +207,13 @@ class Progress(Observer):
         return self.total.tokens(tokens, read, self._read_share(places) if self.begun else None)
 
     def seconds_left(self, expected_tokens: int | None, per_second: float | None) -> float | None:
-        """Return how long the rest takes, including a shuffle's second pass; None if unknown."""
         left = seconds_left(self.tokens, expected_tokens, per_second)
-        if left is None or self.pass_number != 1 or expected_tokens is None or not per_second:
+        if self.pass_number != 1 or left is None or expected_tokens is None or not per_second:
             return left
+        # And a shuffle's second pass.
         return left + second_pass_seconds(max(0, expected_tokens - self.other_pass_tokens), per_second)
 
     def expected_left(self) -> int | None:
-        """Return the estimated number of tokens still to be made; None if unknown."""
         expected = self.expected_tokens()
         return None if expected is None else expected - self.tokens
 

@@ -5,9 +5,8 @@
 - `heartbeat.json` is the state of the run, for `status` and the report. It is replaced every few seconds, without
   fsync: after a crash it may be old, but the folder's lock shows that no run is active. The screen shows the same
   `Snapshot`.
-- `history.json` has all runs of the folder, for the report: speed and memory over time, waits, faults, and a record of
-  each run: when it began, when and how it ended, what it made, what it waited for. When there are too many points,
-  every second one is removed, so that three days take no more space than an hour.
+- `history.json` has all runs of the folder, for the report: waits, faults, and a record of each run: when it began,
+  when and how it ended, what it made, what it waited for.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ _HEARTBEAT_FORMAT = 1
 _HEARTBEAT_BYTES = 8192  # padded with spaces, so that it can be overwritten in place (see `Heartbeat.save`)
 
 HISTORY_NAME = "history.json"
-MAXIMUM_POINTS = 1000
 MAXIMUM_MARKS = 400
 MAXIMUM_RUNS = 200
-_FIRST_INTERVAL_SECONDS = 1.0
 _MARK_CHARACTERS = 300
 WAIT = "wait"
 
@@ -119,8 +116,6 @@ def last_lines(folder: Path, count: int) -> list[str]:
 
 
 class State(StrEnum):
-    """What a run is doing."""
-
     STARTING = "starting"
     FETCHING = "fetching"  # and encoding: the input is on the hub
     ENCODING = "encoding"
@@ -147,8 +142,7 @@ class PartShare:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that is shown about a run. Tokens are counted over all runs in the folder, in a shuffle over those of
-    the current pass."""
+    """All that is shown about a run. Tokens are of all runs in the folder, in a shuffle of the current pass."""
 
     state: str  # a State, perhaps of another version
     reason: str
@@ -177,8 +171,7 @@ class Snapshot:
 
     @property
     def share(self) -> float | None:
-        """The share of the work done, from 0 to 1, in both passes of a shuffle; None if the stream's length is
-        unknown."""
+        """The share of the work done, from 0 to 1, in both passes of a shuffle; None if unknown."""
         if not self.expected_tokens:
             return None
         if not self.pass_number:
@@ -190,7 +183,6 @@ class Snapshot:
 
     @property
     def processed_tokens(self) -> int:
-        """The tokens of both passes."""
         return self.tokens + self.other_pass_tokens
 
     @property
@@ -212,8 +204,6 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A snapshot of a run, and the time it was taken."""
-
     written: float  # seconds since 1970
     invocation: Invocation
     snapshot: Snapshot
@@ -237,7 +227,6 @@ class Heartbeat:
 
 
 def current_invocation(command: str) -> Invocation:
-    """Return the invocation of this process; `command` would start it again."""
     return Invocation(command, os.getcwd(), os.getpid(), time.time(), socket.gethostname())
 
 
@@ -249,23 +238,18 @@ def load_heartbeat(folder: Path) -> Heartbeat | None:
             return None
         heartbeat = make(Heartbeat, data)
         # `status` divides, and turns seconds into dates.
-        check_moment(heartbeat.written)
+        for moment in (0.0, heartbeat.snapshot.seconds_left or 0.0):
+            check_moment(heartbeat.written + moment)
         check_moment(heartbeat.invocation.started)
-        check_moment(heartbeat.written + (heartbeat.snapshot.seconds_left or 0.0))
         os.fsencode(heartbeat.invocation.folder)
-        if heartbeat.snapshot.shard_size_tokens < 1 or "\0" in heartbeat.invocation.folder:
-            return None
-        if not 0 <= heartbeat.snapshot.pass_number < len(PASS_NAMES):
-            return None
     except (OSError, ValueError):
         return None
-    return heartbeat
+    is_wrong = heartbeat.snapshot.shard_size_tokens < 1 or "\0" in heartbeat.invocation.folder
+    return None if is_wrong or not 0 <= heartbeat.snapshot.pass_number < len(PASS_NAMES) else heartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """The number and total length of a run's waits for one cause."""
-
     count: int = 0
     seconds: float = 0.0
 
@@ -276,10 +260,9 @@ class RunRecord:
 
     number: int
     begin: float
-    end: float  # of a killed run: its last point in the history
+    end: float  # of a killed run: when it was last recorded
     first_tokens: int  # finished before it began; in a shuffle those of both passes
     last_tokens: int
-    budget_bytes: int = 0  # of memory
     fetched_bytes: int = 0  # over the network
     stood_still_seconds: float = 0.0  # in which it waited and no token was made
     waited: Mapping[str, Waited] = field(default_factory=dict)  # by cause
@@ -310,16 +293,6 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """Tokens and memory of a run at one moment."""
-
-    time: float  # seconds since 1970
-    run: int
-    tokens: int  # in a shuffle of both passes, so that they never decrease
-    memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Mark:
     """A fault at one moment, or a wait with its end (None: not over yet)."""
 
@@ -332,48 +305,34 @@ class Mark:
 
 @dataclass(eq=False)
 class History:
-    """Points, marks and records of all runs in a folder. May be used from any thread: lists are replaced, never
-    changed."""
+    """Marks and records of all runs in a folder. May be used from any thread: lists are replaced, never changed."""
 
-    points: list[Point] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    interval_seconds: float = _FIRST_INTERVAL_SECONDS  # between points
     runs: list[RunRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._run = self.points[-1].run if self.points else 0
         self._lock = threading.Lock()
 
-    def begin_run(self, tokens: int = 0, budget_bytes: int = 0) -> None:
-        """Start a new run. Waits that a killed run left open end at that run's last point."""
+    def begin_run(self, tokens: int = 0) -> None:
+        """Start a new run. Waits that a killed run left open end when that run was last recorded."""
         now = time.time()
         with self._lock:
-            self._close_waits(self.points[-1].time if self.points else 0.0)
-            self._run = max([self._run, *(run.number for run in self.runs)]) + 1
-            begun = RunRecord(self._run, now, now, tokens, tokens, budget_bytes)
-            self.runs = [*self.runs, begun][-MAXIMUM_RUNS:]
+            self._close_waits(self.runs[-1].end if self.runs else 0.0)
+            number = max((run.number for run in self.runs), default=0) + 1
+            self.runs = [*self.runs, RunRecord(number, now, now, tokens, tokens)][-MAXIMUM_RUNS:]
 
     def end_run(self, ending: str) -> None:
-        """Record that the run has ended, and how."""
         now = time.time()
         with self._lock:
             self._close_waits(now)
             self._update_run(end=now, ending=safe_text(ending, _MARK_CHARACTERS))
 
-    def add(self, snapshot: Snapshot) -> None:
-        """Record the current state of the run; it becomes a point if enough time has passed since the last."""
-        now, tokens, waited = time.time(), snapshot.processed_tokens, snapshot.waited_seconds
+    def update(self, snapshot: Snapshot) -> None:
+        tokens, waited = snapshot.processed_tokens, snapshot.waited_seconds
         with self._lock:
-            fetched = snapshot.fetched_bytes
-            self._update_run(end=now, last_tokens=tokens, fetched_bytes=fetched, stood_still_seconds=waited)
-            last = self.points[-1] if self.points else None
-            # Below 0 if the clock was set back: don't stop until it catches up.
-            if last and last.run == self._run and 0 <= now - last.time < self.interval_seconds * 0.95:
-                return
-            self.points = [*self.points, Point(now, self._run, tokens, snapshot.memory_bytes)]
-            if len(self.points) > MAXIMUM_POINTS:
-                self.points = [*self.points[:-1:2], self.points[-1]]
-                self.interval_seconds *= 2
+            self._update_run(
+                end=time.time(), last_tokens=tokens, fetched_bytes=snapshot.fetched_bytes, stood_still_seconds=waited
+            )
 
     def note(self, event: Event) -> None:
         """Record an event if it is a fault, for the report; the log has all others."""
@@ -391,7 +350,6 @@ class History:
                 self._count_wait(cause, 1, 0.0)
 
     def end_wait(self, cause: str) -> None:
-        """Record that the wait for `cause` is over."""
         with self._lock:
             self._close_waits(time.time(), cause)
 
@@ -408,8 +366,7 @@ class History:
         if self.runs:
             known = self.runs[-1].waited
             before = known.get(cause, Waited())
-            now = Waited(before.count + count, before.seconds + seconds)
-            self._update_run(waited={**known, cause: now})
+            self._update_run(waited={**known, cause: Waited(before.count + count, before.seconds + seconds)})
 
     def _update_run(self, **changes: Any) -> None:
         if self.runs:
@@ -417,12 +374,7 @@ class History:
 
     def save(self, folder: Path) -> None:
         with self._lock:
-            data = {
-                "interval_seconds": self.interval_seconds,
-                "points": [[round(p.time, 1), p.run, p.tokens, p.memory_bytes] for p in self.points],
-                "marks": [asdict(mark) for mark in self.marks],
-                "runs": [asdict(run) for run in self.runs],
-            }
+            data = {"marks": [asdict(mark) for mark in self.marks], "runs": [asdict(run) for run in self.runs]}
         write_quickly(folder / WORK_FOLDER / HISTORY_NAME, json.dumps(data).encode())
 
 
@@ -430,18 +382,15 @@ def load_history(folder: Path) -> History:
     """Read the folder's history; an empty one without a readable one."""
     try:
         data = parse_object(read_file(folder / WORK_FOLDER / HISTORY_NAME))
-        names, rows = ("time", "run", "tokens", "memory_bytes"), get(data, "points", list)
-        points = [make(Point, dict(zip(names, expect("it", row, list), strict=True))) for row in rows]
         marks = [make(Mark, mark) for mark in get(data, "marks", list)]
-        # Not in older files.
-        runs = [make(RunRecord, run) for run in expect("runs", data.get("runs", []), list)]
-        interval_seconds = get(data, "interval_seconds", float)
+        runs = []
+        for values in expect("runs", data.get("runs", []), list):  # the oldest files have none
+            expect("a run", values, dict).pop("budget_bytes", None)  # up to version 1.0
+            runs.append(make(RunRecord, values))
         spans = [*((mark.time, mark.end or 0.0) for mark in marks), *((run.begin, run.end) for run in runs)]
-        for moment in [*(point.time for point in points), *(moment for span in spans for moment in span)]:
-            check_moment(moment)
+        for span in spans:
+            for moment in span:
+                check_moment(moment)
     except (OSError, ValueError):
         return History()
-    negative = any(min(point.run, point.tokens, point.memory_bytes) < 0 for point in points)
-    if negative or len(points) > MAXIMUM_POINTS or interval_seconds < _FIRST_INTERVAL_SECONDS:
-        return History()
-    return History(points, marks, interval_seconds, runs)
+    return History(marks, runs)

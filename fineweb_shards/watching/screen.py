@@ -20,7 +20,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from fineweb_shards.events import Event, Observer
@@ -31,6 +30,7 @@ from fineweb_shards.watching.run_files import Snapshot, State
 
 _LINE_EVERY_SECONDS = 60.0
 _NAME_COLUMNS = 9
+_LEAST_BAR_COLUMNS = 5
 _LONGEST_LOCK_SECONDS = 0.5
 
 
@@ -52,11 +52,9 @@ class Screen:
         """Show a line, such as the closing lines of a run."""
 
     def tell(self, event: Event) -> None:
-        """Show a loud event."""
         self.say(event.text)
 
-    def warn(self, text: str) -> None:
-        """Show a line that even --quiet does not hide."""
+    def warn(self, text: str) -> None:  # even with --quiet
         print_error(text)
 
     def show(self, snapshot: Snapshot) -> None:
@@ -124,15 +122,13 @@ class BarScreen(Screen):
         self._frame: list[str] = []
         self._waiting = False
         self._stopping = False
-        self._coloured = not os.environ.get("NO_COLOR")
         self._lock = threading.RLock()
 
     def say(self, text: str) -> None:
         with self._lock:
             self._write(f"{self._wipe()}{shown_on(sys.stderr, text)}\n{self._draw()}")
 
-    def warn(self, text: str) -> None:
-        self.say(text)
+    warn = say
 
     def show(self, snapshot: Snapshot) -> None:
         size = terminal_size(sys.stderr)
@@ -156,25 +152,21 @@ class BarScreen(Screen):
 
     def close(self, last: Snapshot) -> None:
         with self._lock:
-            if self._frame:
-                wipe, self._frame = self._wipe(), []
-                self._write(wipe)
+            wipe, self._frame = self._wipe(), []
+            self._write(wipe)
 
     def wipe_sequence(self) -> str:
-        """Return the control characters that erase the bars. Called by a signal handler, so a thread that is drawing
-        gets only a moment to finish."""
         self._lock.acquire(timeout=_LONGEST_LOCK_SECONDS)
         return self._wipe()
 
     def _wipe(self) -> str:
-        """Return the control characters that erase the current lines. In a terminal that was made narrower, a line may
-        take several rows."""
+        """Return the characters that erase the current lines, which take more rows in a terminal made narrower."""
         columns = terminal_size(sys.stderr).columns
         rows = sum(max(1, -(-terminal.cells(line) // columns)) for line in self._frame)
         return f"\r\x1b[{rows}A\x1b[J" if rows else ""
 
     def _draw(self) -> str:
-        begin, end = ("\x1b[33m", "\x1b[0m") if self._waiting and self._coloured else ("", "")  # yellow
+        begin, end = ("\x1b[33m", "\x1b[0m") if self._waiting and not os.environ.get("NO_COLOR") else ("", "")  # yellow
         return "".join(f"{begin}{line}{end}\n" for line in self._frame)
 
     def _write(self, text: str) -> None:
@@ -184,36 +176,52 @@ class BarScreen(Screen):
 
 def make_frame(snapshot: Snapshot, columns: int, rows: int) -> list[str]:
     """Return the lines to show: none wider than `columns`, at most `rows`, the most important first."""
-    if snapshot.state == State.VERIFYING:
-        done, shards = snapshot.verified_shards, snapshot.finished_shards
-        bar = _bar_line("verify", done / shards if shards else None, [f"{done:,} of {shards:,} shards"], columns)
-        return [bar, terminal.clip(f"{'':<{_NAME_COLUMNS}} {describe_machine(snapshot)}", columns)][:rows]
-    waiting, tokens = snapshot.state == State.WAITING, describe_tokens(snapshot)
-    speed = f", {show_count(snapshot.tokens_per_second)}/s" if snapshot.tokens_per_second else ""
-    left = f", {show_seconds(snapshot.seconds_left)} left" if snapshot.seconds_left is not None else ""
-    if waiting:
-        speed, left = "", ", waiting"
-    texts = [f"{tokens} tokens{speed}{left}", f"{tokens} tokens{left}", f"{tokens}{left}", f"{tokens} tokens"]
-    lines = [_bar_line("total", snapshot.share, texts, columns)]
-    if waiting:
+    state, tokens, machine = str(snapshot.state), describe_tokens(snapshot), describe_machine(snapshot)
+    if state == State.WAITING:
+        total = _bar_line("total", snapshot.share, f"{tokens} tokens, waiting", columns)
         reason = terminal.printable(snapshot.reason).replace("\n", " ")
         waits = terminal.wrap(reason, columns, hang=2, break_words=True)
         most = max(1, rows - 1)
         if len(waits) > most:
             waits = [*waits[: most - 1], waits[most - 1] + " …"]
-        return [terminal.clip(line, columns) for line in [*lines, *waits]][:rows]
-    machine, state = describe_machine(snapshot), str(snapshot.state)
-    if state == State.FETCHING and snapshot.fetched_bytes_per_second:
-        state += f" {show_bytes(snapshot.fetched_bytes_per_second)}/s"
+        return [terminal.clip(line, columns) for line in [total, *waits]][:rows]
+    speed = f", {show_count(snapshot.tokens_per_second)}/s" if snapshot.tokens_per_second else ""
+    left = f", {show_seconds(snapshot.seconds_left)} left" if snapshot.seconds_left is not None else ""
+    total = _bar_line("total", snapshot.share, f"{tokens} tokens{speed}{left}", columns)
     name, done, whole = f"shard {snapshot.shard}", snapshot.shard_tokens, snapshot.shard_size_tokens
     if snapshot.pass_number == 1:
         name, done, whole = "piles", snapshot.tokens, snapshot.expected_tokens or 0
-    if snapshot.pass_number and state != State.STARTING:  # the second one encodes nothing
-        state = snapshot.pass_name if state == State.ENCODING else f"{state}, {snapshot.pass_name}"
-    texts = [f"{machine}, {state}", state]
+    text = f"{machine}, {state}"
     if state == State.STARTING:
-        name, texts = state, [machine, show_number_of(snapshot.workers, "worker")]
-    return [*lines, _bar_line(name, done / whole if whole else None, texts, columns)][:rows]
+        name, text = state, machine
+    elif state == State.VERIFYING:
+        name, done, whole = "verify", snapshot.verified_shards, snapshot.finished_shards
+        text = f"{done:,} of {show_number_of(whole, 'shard')}, {machine}"
+    elif state == State.FETCHING and snapshot.fetched_bytes_per_second:
+        text += f" {show_bytes(snapshot.fetched_bytes_per_second)}/s"
+    if state == State.ENCODING and snapshot.pass_number:  # the second one encodes nothing
+        text = f"{machine}, {snapshot.pass_name}"
+    elif state == State.FETCHING and snapshot.pass_number:
+        text += f", {snapshot.pass_name}"
+    return [total, _bar_line(name, done / whole if whole else None, text, columns)][:rows]
+
+
+def _bar_line(name: str, share: float | None, text: str, columns: int) -> str:
+    """Return a name, a bar as wide as the text permits, and the text, cut if necessary; no bar for an unknown share."""
+    from tqdm.std import Bar  # here, because loading it takes most commands longer than their work
+
+    begin = f"{name:<{_NAME_COLUMNS}} "
+    if share is not None:
+        share = min(1.0, share)
+        try:
+            Bar.UTF.encode(sys.stderr.encoding)
+            charset = Bar.UTF
+        except UnicodeEncodeError:
+            charset = Bar.ASCII
+        begin += f"{100 * share:3.0f}%"
+        length = max(_LEAST_BAR_COLUMNS, columns - len(f"{begin}|| {text}"))
+        begin += f"|{Bar(share, length, charset)}| "
+    return terminal.clip(begin + text, columns)
 
 
 def put_json(values: dict[str, Any]) -> None:
@@ -223,7 +231,6 @@ def put_json(values: dict[str, Any]) -> None:
 
 
 def describe(snapshot: Snapshot) -> str:
-    """Return the state of a run in one line."""
     if snapshot.state == State.VERIFYING:
         shards = show_number_of(snapshot.finished_shards, "shard")
         return f"verifying: {snapshot.verified_shards:,} of {shards}"
@@ -261,32 +268,8 @@ def describe_machine(snapshot: Snapshot) -> str:
     return f"{workers}, {show_bytes(snapshot.memory_bytes)}" if snapshot.memory_bytes else workers
 
 
-def _bar_line(name: str, share: float | None, texts: Sequence[str], columns: int) -> str:
-    """Return a line with a name, a bar and the first of the texts (longest first) that fits; without a bar if none fits
-    beside one of ten columns, or if the share is unknown."""
-    from tqdm.std import Bar  # here, because loading it takes most commands longer than their work
-
-    begin = f"{name:<{_NAME_COLUMNS}} "
-    if share is None:
-        return terminal.clip(begin + texts[0], columns)
-    share = min(1.0, share)
-    begin += f"{100 * share:3.0f}%"
-    try:
-        Bar.UTF.encode(sys.stderr.encoding)
-        charset = Bar.UTF
-    except UnicodeEncodeError:
-        charset = Bar.ASCII
-    for text in texts:
-        length = columns - len(f"{begin}|| {text}")
-        if length >= 10:
-            return f"{begin}|{Bar(share, length, charset)}| {text}"
-    text = next((text for text in texts if len(f"{begin} {text}") <= columns), texts[-1])
-    return terminal.clip(f"{begin} {text}", columns)
-
-
 class TokensOnScreen:
-    """Shows the progress of a subcommand without a monitor, and how it ends. A context manager; `add` may be called
-    from any thread."""
+    """Shows the progress of a subcommand without a monitor. `add` may be called from any thread."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen

@@ -2,9 +2,6 @@
 
 It reads the manifest, the heartbeat and the log, and tries the lock, so it is quick and safe at any time, from any
 terminal. Only the lock shows whether a run is active: a killed run leaves its heartbeat behind.
-
-`status --watch`, which may be started before the run, prints a line (with --json an object) every five seconds until
-the run ends. For a bucket it is every ten: each look costs requests, and a run saves its state there only every 15.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from fineweb_shards.store.store import Store
 from fineweb_shards.system.shell_commands import NOT_RESUMABLE, runnable_here
 from fineweb_shards.system.terminal import printable, terminal_size, wrap
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
-from fineweb_shards.watching import screen
 from fineweb_shards.watching.mix_shares import share_rows, shares_in
 from fineweb_shards.watching.run_files import PASS_NAMES, Heartbeat, State, last_lines, load_heartbeat
 from fineweb_shards.watching.screen import describe_machine, describe_tokens
@@ -32,10 +28,7 @@ from fineweb_shards.watching.screen import describe_machine, describe_tokens
 RUNNING = "running"
 # Different from those of errors.py: these are answers, not failures.
 EXIT_CODES: dict[str, int] = {State.COMPLETE: 0, RUNNING: 20, State.STOPPED: 21}
-# Without a heartbeat for this long, the run is suspended, or the machine was asleep.
-_SILENT_SECONDS = 60.0
-_EVERY_SECONDS = 5.0
-_REMOTE_EVERY_SECONDS = 10.0
+_SILENT_SECONDS = 60.0  # without a heartbeat: `status` says why that may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +47,19 @@ class Status:
 
 
 def read_status(store: Store, *, alive: bool | None = None) -> Status:
-    """Read the state of a store; OutputError if no build has begun there. `alive`: whether a run is active there, if
-    known."""
-    status = find_status(store, alive=alive)
-    if status is None:
-        raise missing_manifest_error(store)
-    return status
-
-
-def find_status(store: Store, *, alive: bool | None = None) -> Status | None:
-    """Read the state of a store; None if no build has begun there."""
+    """Read the state of a store; OutputError if no build has begun there. `alive`: whether a run is active."""
     if alive is None:
         alive = store.is_locked()  # first: if a run ends now, everything read later is final
         store.refresh()
     manifest, heartbeat = find_manifest(store), load_heartbeat(store.folder)
     if manifest is None and not alive and heartbeat is None:
-        return None
+        raise missing_manifest_error(store)
     complete = manifest is not None and manifest.complete
     state = RUNNING if alive else State.COMPLETE if complete else State.STOPPED
     return Status(store, state, manifest, heartbeat, last_lines(store.folder, 5))
 
 
 def show_status(status: Status, *, as_json: bool) -> None:
-    """Print a status to standard output, wrapped if that is a terminal."""
     lines = [json.dumps(status_values(status))] if as_json else status_lines(status)
     if sys.stdout.isatty() and not as_json:
         columns = terminal_size(sys.stdout).columns
@@ -87,7 +70,6 @@ def show_status(status: Status, *, as_json: bool) -> None:
 
 
 def status_values(status: Status) -> dict[str, Any]:
-    """Return a status as values for JSON."""
     return {
         "state": status.state,
         **folder_values(status.store, status.manifest),
@@ -99,6 +81,11 @@ def status_values(status: Status) -> dict[str, Any]:
 
 def folder_values(store: Store, manifest: Manifest | None) -> dict[str, Any]:
     """Return the contents of a folder's finished shards as values for JSON."""
+    shuffle = None
+    if manifest and manifest.is_shuffled:
+        piles = manifest.piles.count if manifest.piles else 0
+        values = {"seed": manifest.settings["shuffle"], "pass_number": manifest.pass_number, "piles": piles}
+        shuffle = {**values, "piled_tokens": manifest.piled_tokens}
     return {
         "folder": store.location,
         "shards": manifest.shard_count if manifest else 0,
@@ -106,14 +93,8 @@ def folder_values(store: Store, manifest: Manifest | None) -> dict[str, Any]:
         "documents": manifest.documents if manifest else 0,
         "bytes": sum(shard.bytes for shard in manifest.shards) if manifest else 0,
         "parts": [asdict(part) for part in shares_in(manifest)] if manifest else [],
-        "shuffle": _shuffle_values(manifest) if manifest and manifest.is_shuffled else None,
+        "shuffle": shuffle,
     }
-
-
-def _shuffle_values(manifest: Manifest) -> dict[str, int]:
-    piles = manifest.piles.count if manifest.piles else 0
-    values = {"seed": manifest.settings["shuffle"], "pass_number": manifest.pass_number, "piles": piles}
-    return {**values, "piled_tokens": manifest.piled_tokens}
 
 
 def describe_shuffle(manifest: Manifest) -> str:
@@ -166,8 +147,8 @@ def resume_command(status: Status) -> str | None:
 def describe_status(status: Status) -> str:
     """Return the state in a few words, with the reason or the time of the last heartbeat."""
     heartbeat = status.heartbeat
-    if heartbeat is None:
-        return status.state
+    if heartbeat is None:  # of an older version, or of a run that is still opening its input
+        return f"{RUNNING}, {State.STARTING}" if status.state == RUNNING else status.state
     written, code, reason = _date(heartbeat.written), heartbeat.exit_code, heartbeat.snapshot.reason
     if status.state == RUNNING:
         if code is not None:  # the previous run's last heartbeat: this one has not written any yet
@@ -175,7 +156,10 @@ def describe_status(status: Status) -> str:
         now = heartbeat.snapshot.state
         if now == State.ENCODING:  # the second pass of a shuffle does not
             now = heartbeat.snapshot.pass_name or now
-        return f"{RUNNING}, {_describe_silence(heartbeat)}{reason or now}"
+        age, silence = time.time() - heartbeat.written, ""
+        if age > _SILENT_SECONDS:
+            silence = f"no heartbeat for {show_seconds(age)}: suspended, still starting, or the machine was asleep; "
+        return f"{RUNNING}, {silence}{reason or now}"
     if status.state == State.STOPPED:
         if code is None:
             return f"stopped: killed, or a power cut; last heartbeat {written}"
@@ -183,14 +167,6 @@ def describe_status(status: Status) -> str:
     if code:
         return f"complete, but the run ended with exit code {code}: {reason}"
     return f"complete since {written}"
-
-
-def _describe_silence(heartbeat: Heartbeat) -> str:
-    """Say that an active run has had no heartbeat for too long; else return an empty text."""
-    age = time.time() - heartbeat.written
-    if age <= _SILENT_SECONDS:
-        return ""
-    return f"no heartbeat for {show_seconds(age)}: suspended, or the machine was asleep; "
 
 
 def _run_rows(heartbeat: Heartbeat) -> list[tuple[str, str]]:
@@ -236,33 +212,3 @@ def _moment(seconds: float) -> str:
 
 def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def watch_status(store: Store, *, as_json: bool) -> int:
-    """Print the status every few seconds until no run is active; return the exit code of the last state. If no build
-    has begun, wait for one."""
-    status = find_status(store)
-    if status is None:
-        if store.folder.is_file():
-            raise missing_manifest_error(store)  # no build can begin there
-        screen.print_error(f"Waiting for a build to start in {store.location}; Ctrl-C ends this command.")
-    while status is None:
-        _pause(store)
-        status = find_status(store)
-    try:
-        while status.state == RUNNING:
-            if as_json:
-                show_status(status, as_json=True)
-            elif status.heartbeat is not None and status.heartbeat.exit_code is None:  # else the previous run's
-                line = f"{_describe_silence(status.heartbeat)}{screen.describe(status.heartbeat.snapshot)}"
-                screen.print_result(f"{time.strftime('%H:%M:%S')} {line}")
-            _pause(store)
-            status = read_status(store)
-    except KeyboardInterrupt:
-        status = read_status(store)  # Ctrl-C ends only this command, not the run
-    show_status(status, as_json=as_json)
-    return status.exit_code
-
-
-def _pause(store: Store) -> None:
-    time.sleep(_REMOTE_EVERY_SECONDS if store.is_remote else _EVERY_SECONDS)

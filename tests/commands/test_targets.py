@@ -132,7 +132,7 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         (["build", "--shard_tokens=5M"], "--shard_tokens: unknown flag", "mean --shard-tokens?"),
         (["build", "-out", "x"], "-out: unknown flag", "mean --out?"),
         (["plan", "--fresh"], "--fresh: unknown flag", "--help"),
-        (["status", "--wach"], "--wach: unknown flag", "mean --watch?"),
+        (["status", "--jsno"], "--jsno: unknown flag", "mean --json?"),
         ([*SMALL, "--layout", "llmc"], "--layout llmc: no such layout", "mean llm.c?"),
         (["build", "--engine", "tiktokn"], "'tiktokn' is not one of auto, gigatoken, fastokens", "--help"),
         (["build", "--out"], "--out: expected one argument", "--help"),

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.report import facts
-from fineweb_shards.report.facts import Facts
+from fineweb_shards.report import contents
+from fineweb_shards.report.contents import Facts
 from fineweb_shards.report.page import render_page, write_report
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.types import Quarantined
-from fineweb_shards.watching.run_files import Heartbeat, History, Invocation, Mark, Point
+from fineweb_shards.watching.run_files import Heartbeat, History, Invocation, Mark
 from fineweb_shards.watching.status import Status
 from tests.report.chromium import NAMES, Chromium, find_browser
 from tests.report.page_payloads import MARK, PAYLOADS
@@ -76,17 +76,16 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     part = replace(manifest.parts[0], files=names)
     save_manifest(replace(manifest, parts=(part,), quarantined=lost, complete=False), FolderStore(folder))
     begin = time.time() - 600
-    points = [Point(begin + 2 * i, 1 + i // 150, 10**6 * i, 10**8 + i) for i in range(300)]
     waits = [Mark(begin + 60, "wait", PAYLOADS[0], "network", begin + 120)]
     faults = [Mark(begin + 10 * i, "worker", text) for i, text in enumerate(PAYLOADS)]
-    History(points, waits + faults).save(folder)
+    History(waits + faults).save(folder)
     snapshot = replace(SNAPSHOT, reason=PAYLOADS[0])
     Heartbeat(time.time(), Invocation(PAYLOADS[2] * 9, "/", 1, 0.0), snapshot, 3).save(folder)
-    few_samples, facts._SAMPLES = facts._SAMPLES, 400
+    few_samples, contents._SAMPLES = contents._SAMPLES, 400
     try:
         return write_report(FolderStore(folder)).as_uri()
     finally:
-        facts._SAMPLES = few_samples
+        contents._SAMPLES = few_samples
 
 
 @pytest.mark.parametrize(("width", "dark"), VIEWS)
@@ -148,18 +147,6 @@ def test_bars_are_as_long_as_their_share(browser: Chromium, page: str) -> None:
     assert len(bars) > 3
     for bar, share in zip(bars, shares, strict=True):
         assert bar / bars[0] == pytest.approx(share / shares[0], abs=0.01)
-
-
-def test_the_time_axes_stand_below_each_other(browser: Chromium, page: str) -> None:
-    """A moment has the same place in both charts."""
-    browser.show(page, width=1280, dark=False)
-    ticks = browser.evaluate(
-        "[...document.querySelectorAll('.chart.over-time')].map(chart =>"
-        " [...chart.querySelectorAll('.axis.x text')].map(t => [t.textContent, t.getBoundingClientRect().x]))"
-    )
-    assert len(ticks) == 2
-    assert ticks[0] == ticks[1]
-    assert len(ticks[0]) == 7
 
 
 @pytest.mark.parametrize(("width", "dark"), VIEWS)

@@ -22,10 +22,8 @@ from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.reading import statistics as shard_statistics
 from fineweb_shards.reading.statistics import bucket_range, count_sample, spell, take_samples
-from fineweb_shards.report import facts
-from fineweb_shards.report.charts import round_steps
-from fineweb_shards.report.contents import count_left_out
-from fineweb_shards.report.facts import gather_facts
+from fineweb_shards.report import contents
+from fineweb_shards.report.contents import count_left_out, gather_facts
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
@@ -33,18 +31,8 @@ from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
-from fineweb_shards.units import show_bytes
 from fineweb_shards.vocabulary import GPT2
-from fineweb_shards.watching.run_files import (
-    Heartbeat,
-    History,
-    Invocation,
-    Mark,
-    Point,
-    RunRecord,
-    Waited,
-    load_history,
-)
+from fineweb_shards.watching.run_files import Heartbeat, History, Invocation, Mark, RunRecord, Waited
 from tests.report.page_payloads import PAYLOADS
 from tests.support import reference, runs
 from tests.support.documents import make_documents
@@ -103,7 +91,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def page_of(folder: Path, monkeypatch: pytest.MonkeyPatch, samples: int = 5) -> str:
-    monkeypatch.setattr(facts, "_SAMPLES", samples)
+    monkeypatch.setattr(contents, "_SAMPLES", samples)
     return write_report(FolderStore(folder)).read_text("utf-8")
 
 
@@ -116,7 +104,7 @@ def test_nothing_of_a_document_acts(hostile: Path, monkeypatch: pytest.MonkeyPat
     allowed = {"html", "head", "meta", "title", "style", "body", "header", "main", "footer", "section",
                "h1", "h2", "h3", "p", "dl", "div", "dt", "dd", "figure", "figcaption", "details", "summary",
                "article", "table", "thead", "tbody", "tr", "th", "td", "pre", "code", "span",
-               "svg", "g", "path", "rect", "text", "circle"}  # fmt: skip
+               "svg", "g", "path", "text"}  # fmt: skip
     assert {name for name, _ in page.elements} <= allowed
     for _, attributes in page.elements:
         assert not {name for name in attributes if name.startswith(("on", "href", "src", "style", "xlink"))}
@@ -142,7 +130,7 @@ def test_the_policy_allows_the_style_sheet_and_nothing_else(finished: Path, monk
 
 def test_nothing_goes_around_the_escaping() -> None:
     """No template says that a text is safe, and one line of code does: for the style sheet."""
-    room = Path(facts.__file__).parent
+    room = Path(contents.__file__).parent
     for template in room.glob("*.html"):
         assert not re.search(r"\|\s*safe|autoescape|Markup", template.read_text()), template.name
     calls = [line for path in room.glob("*.py") for line in path.read_text().splitlines() if "Markup(" in line]
@@ -157,16 +145,12 @@ def test_the_wheel_holds_template_and_style_sheet() -> None:
 
 
 def test_it_is_accessible(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Language, title, landmarks, headers with a scope, names for charts."""
+    """Language, title, landmarks, headers with a scope."""
     page = Page(page_of(finished, monkeypatch))
     names = [name for name, _ in page.elements]
     assert dict(page.elements)["html"]["lang"] == "en"
     assert {"title", "header", "main", "footer"} <= set(names)
     assert all(attributes.get("scope") for name, attributes in page.elements if name == "th")
-    drawn = [attributes for name, attributes in page.elements if name == "svg"]
-    charts = [one for one in drawn if "chart" in (one.get("class") or "")]  # bars only repeat a number
-    assert charts
-    assert all(chart["role"] == "img" and chart["aria-label"] for chart in charts)
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 
@@ -175,8 +159,8 @@ def test_the_figures_are_those_of_the_documents(finished: Path) -> None:
     """Lengths, frequencies and bytes a token, counted here once more from the texts."""
     manifest = load_manifest(finished)
     assert manifest is not None
-    counted = count_sample(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
-    figures = counted.statistics.closed(eot_first=True)
+    counted, _ = count_sample(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
+    figures = counted.closed(eot_first=True)
     encoded = [reference.encode(text) for text in DOCUMENTS]
     lengths = Counter(len(tokens).bit_length() for tokens in encoded)
     assert {i: int(n) for i, n in enumerate(figures.lengths) if n} == dict(lengths)
@@ -192,14 +176,14 @@ def test_of_large_shards_the_beginning_is_counted(finished: Path, monkeypatch: p
     monkeypatch.setattr(shard_statistics, "SAMPLE_TOKENS", 1000)
     manifest = load_manifest(finished)
     assert manifest is not None
-    figures = count_sample(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
-    assert not figures.whole
-    assert figures.statistics.tokens == sum(min(1000, shard.tokens) for shard in manifest.shards)
+    figures, whole = count_sample(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
+    assert not whole
+    assert figures.tokens == sum(min(1000, shard.tokens) for shard in manifest.shards)
     whole_documents = sum(
         max(0, int(np.count_nonzero(np.load(finished / shard.name)[:1000] == reference.EOT)) - 1)
         for shard in manifest.shards
     )
-    assert figures.statistics.documents == whole_documents
+    assert figures.documents == whole_documents
     assert "Counted over a sample of " in write_report(FolderStore(finished)).read_text()
 
 
@@ -210,9 +194,9 @@ def test_of_many_shards_some_are_counted(finished: Path, monkeypatch: pytest.Mon
     assert manifest is not None
     step = -(-len(manifest.shards) // 3)
     assert step > 1
-    figures = count_sample(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
-    assert not figures.whole
-    assert figures.statistics.tokens == sum(shard.tokens for shard in manifest.shards[::step])
+    figures, whole = count_sample(FolderStore(finished), FORMAT, manifest.shards, in_order=True)
+    assert not whole
+    assert figures.tokens == sum(shard.tokens for shard in manifest.shards[::step])
 
 
 def eventful_history() -> History:
@@ -223,15 +207,11 @@ def eventful_history() -> History:
         Mark(begin + start, "wait", f"waiting for the network {reason}", "network", begin + end)
         for reason, start, end in zip(reasons, (20, 70), (50, 80), strict=True)
     ]
-    points = [Point(begin + 2 * i, 1, 10**6 * i, 10**8 if i > 5 else 0) for i in range(50)]
-    points += [Point(begin + 5000 + 2 * i, 2 + i // 20, 10**6 * (40 + i), 10**8) for i in range(40)]
     waited = {"network": Waited(2, 40.0)}
-    runs_ = [RunRecord(1, begin, begin + 98, 0, 49 * 10**6, 4 * 10**9, 10**8, 40.0, waited),
-             RunRecord(2, begin + 5000, begin + 5038, 40 * 10**6, 59 * 10**6, 4 * 10**9,
-                       ending="interrupted by Ctrl-C"),
-             RunRecord(3, begin + 5040, begin + 5078, 59 * 10**6, 79 * 10**6, 4 * 10**9,
-                       ending="complete")]  # fmt: skip
-    return History(points, waits, 2.0, runs_)
+    runs_ = [RunRecord(1, begin, begin + 98, 0, 49 * 10**6, 10**8, 40.0, waited),
+             RunRecord(2, begin + 5000, begin + 5038, 40 * 10**6, 59 * 10**6, ending="interrupted by Ctrl-C"),
+             RunRecord(3, begin + 5040, begin + 5078, 59 * 10**6, 79 * 10**6, ending="complete")]  # fmt: skip
+    return History(waits, runs_)
 
 
 @pytest.fixture
@@ -257,34 +237,6 @@ def test_runs_are_listed(eventful: Path) -> None:
 def test_waits_are_no_time_of_work(eventful: Path) -> None:
     """The page says what it leaves out."""
     assert "working time, without waits" in Page(write_report(FolderStore(eventful)).read_text()).text
-
-
-def test_both_time_axes_are_one(eventful: Path) -> None:
-    """Same width, same ticks at the same places, although memory is known later than speed; the budget is in the chart
-    of memory."""
-    page = write_report(FolderStore(eventful)).read_text()
-    charts = re.findall(r"<svg.*?</svg>", page, re.S)
-    speed, memory = charts[:2]
-    ticks = [re.findall(r'<g class="axis x">.*?</g>', chart, re.S)[0] for chart in (speed, memory)]
-    assert len(re.findall(r"<text.*?</text>", ticks[0])) == 7
-    assert ticks[0] == ticks[1]
-    bands = [re.findall(r'<path class="band" d="[^"]*"', chart) for chart in (speed, memory)]
-    assert len(bands[0]) == 2
-    assert bands[0] == bands[1]
-    assert (speed.count(">budget: 4.0 GB"), memory.count(">budget: 4.0 GB")) == (0, 1)
-    assert speed.count('class="line"') == memory.count('class="line"') == 3
-
-
-def test_the_axis_of_memory_is_that_of_what_was_used(eventful: Path) -> None:
-    """A budget far above it is named at the top, not a line that presses everything else to the ground."""
-    page = write_report(FolderStore(eventful)).read_text()
-    memory = re.findall(r"<svg.*?</svg>", page, re.S)[1]
-    highest = re.findall(r"<text[^>]*>(.*?)</text>", re.findall(r'<g class="axis y">.*?</g>', memory, re.S)[0])[-1]
-    used = max(point.memory_bytes for point in load_history(eventful).points)
-    assert used < 2e9
-    assert highest == show_bytes(round_steps(used)[-1])
-    assert ">budget: 4.0 GB ↑</text>" in memory
-    assert 'class="limit"' not in memory
 
 
 def test_what_did_not_happen_is_not_listed(finished: Path) -> None:

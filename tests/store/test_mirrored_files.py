@@ -122,7 +122,7 @@ def test_what_could_not_be_copied_at_the_end_stays(
 def test_a_reader_fetches_what_has_changed(
     open_store: Callable[[str], BucketStore], bucket: Bucket, door: Door, tmp_path: Path
 ) -> None:
-    """`status --watch` asks every few seconds, and for what it has not seen."""
+    """It may ask every few seconds, and asks for what it has not seen."""
     bucket.overwrite(NOTES, b"one\n")
     work = tmp_path / "reader"
     work.mkdir()

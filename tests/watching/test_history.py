@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import json
 from pathlib import Path
 
 import pytest
 
 from fineweb_shards.events import Event
-from fineweb_shards.report.runs import TimeAxis
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.watching import run_files
 from fineweb_shards.watching.run_files import (
     MAXIMUM_MARKS,
-    MAXIMUM_POINTS,
     MAXIMUM_RUNS,
     WAIT,
     History,
+    RunRecord,
     Snapshot,
     State,
     load_history,
@@ -44,36 +43,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_three_days_stay_small(clock: list[float], folder: Path) -> None:
-    """At most a thousand points, evenly spread from the beginning to the end."""
-    kept = History()
-    for second in range(3 * 86400):
-        clock[0] = 1_000_000.0 + second
-        kept.add(seen(second, 5))
-    points = kept.points
-    assert MAXIMUM_POINTS / 3 < len(points) <= MAXIMUM_POINTS
-    assert points[0].tokens == 0
-    assert points[-1].tokens > 3 * 86400 - 600
-    gaps = [b.time - a.time for a, b in pairwise(points)]
-    assert max(gaps) <= 2.1 * min(gaps)
-    kept.save(folder)
-    assert (folder / WORK_FOLDER / run_files.HISTORY_NAME).stat().st_size < 100_000
-
-
 def test_a_resume_goes_on_with_the_same_history(clock: list[float], folder: Path) -> None:
-    """Under another run number, so that the gap can be seen; a wait left open by a crash ends there."""
+    """Under another run number; a wait left open by a crash ends where that run was last heard of."""
     first = History()
     first.begin_run()
-    first.add(seen(0, 1))
+    first.update(seen(0, 1))
     clock[0] += 10
-    first.add(seen(100, 1))
+    first.update(seen(100, 1))
     first.begin_wait("network", "waiting")
     first.save(folder)
     clock[0] += 3600
     second = load_history(folder)
     second.begin_run()
-    second.add(seen(50, 1))
-    assert [point.run for point in second.points] == [1, 1, 2]
+    second.update(seen(50, 1))
+    assert [run.number for run in second.runs] == [1, 2]
     assert [(mark.kind, mark.end) for mark in second.marks] == [(WAIT, 1_000_010.0)]
 
 
@@ -98,26 +81,26 @@ def test_runs_are_kept_with_their_waits(clock: list[float], folder: Path) -> Non
     """How each ended, what it made, how often and how long it waited; one that was killed says nothing, and its open
     wait ended where it was last heard of."""
     first = History()
-    first.begin_run(0, 4_000)
+    first.begin_run(0)
     clock[0] += 100
-    first.add(seen(500, 7, fetched_bytes=30, waited_seconds=20.0))
+    first.update(seen(500, 7, fetched_bytes=30, waited_seconds=20.0))
     first.begin_wait("network", "waiting")
     clock[0] += 20
     first.end_wait("network")
     first.begin_wait("network", "again")
     clock[0] += 5
-    first.add(seen(500, 7, fetched_bytes=40, waited_seconds=25.0))
+    first.update(seen(500, 7, fetched_bytes=40, waited_seconds=25.0))
     first.save(folder)
     clock[0] += 3600
     second = load_history(folder)
-    second.begin_run(300, 4_000)
+    second.begin_run(300)
     second.begin_wait("disk", "full")
     clock[0] += 60
     second.end_run("stopped, exit code 5: full")
     second.save(folder)
     killed, stopped = load_history(folder).runs
     assert (killed.number, killed.ending, killed.new_tokens, killed.fetched_bytes) == (1, "", 500, 40)
-    assert (killed.budget_bytes, killed.seconds, killed.work_seconds) == (4_000, 125, 100)
+    assert (killed.seconds, killed.work_seconds) == (125, 100)
     assert killed.describe_waits() == "25 s for the network, 2 times"
     assert (stopped.number, stopped.ending) == (2, "stopped, exit code 5: full")
     assert stopped.describe_waits() == "60 s for the disk, once"
@@ -132,36 +115,21 @@ def test_runs_stay_few(clock: list[float]) -> None:
 
 
 def test_a_history_of_an_older_version_is_read(folder: Path) -> None:
-    """It has no runs."""
-    (folder / WORK_FOLDER / run_files.HISTORY_NAME).write_text(
-        '{"interval_seconds": 1.0, "points": [[1.0, 1, 2, 3]], "marks": []}'
-    )
+    """Up to 1.0 it had points for charts, and a budget for each run; before, no runs."""
+    values: dict[str, object] = {"interval_seconds": 1.0, "points": [[1.0, 1, 2, 3]], "marks": []}
+    path = folder / WORK_FOLDER / run_files.HISTORY_NAME
+    path.write_text(json.dumps(values))
+    assert load_history(folder).runs == []
+    run = {"number": 3, "begin": 1.0, "end": 9.0, "first_tokens": 0, "last_tokens": 2, "budget_bytes": 4_000}
+    path.write_text(json.dumps({**values, "runs": [run]}))
     old = load_history(folder)
-    assert (len(old.points), old.runs) == (1, [])
+    assert old.runs == [RunRecord(3, 1.0, 9.0, 0, 2)]
     old.begin_run()
-    assert old.runs[0].number == 2
+    assert old.runs[1].number == 4
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"points": 5}', '{"points": [[1]], "marks": []}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"marks": 5}', '{"runs": [[1]], "marks": []}'])
 def test_a_damaged_history_is_begun_anew(folder: Path, text: str) -> None:
     """It is an account, not a checkpoint."""
     (folder / WORK_FOLDER / run_files.HISTORY_NAME).write_text(text)
-    assert load_history(folder).points == []
-
-
-def test_a_clock_set_back_does_not_silence_it(clock: list[float]) -> None:
-    """Points go on."""
-    kept = History()
-    kept.add(seen(1, 1))
-    clock[0] -= 3600
-    kept.add(seen(2, 1))
-    assert len(kept.points) == 2
-
-
-def test_the_axis_leaves_out_a_night_between_two_runs() -> None:
-    """Both runs keep their width, and stay in order."""
-    axis = TimeAxis([(0.0, 100.0), (50_000.0, 50_100.0)])
-    assert axis.length == 200.0
-    assert [axis.position(moment) for moment in (50.0, 100.0, 20_000.0, 50_000.0, 50_100.0)] == [50, 100, 100, 100, 200]
-    assert [place for place, _ in axis.labels()] == pytest.approx([200.0 * part / 6 for part in range(7)])
-    assert TimeAxis([]).labels() == []
+    assert load_history(folder).runs == []

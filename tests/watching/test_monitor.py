@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.errors import Interrupted, NetworkError
-from fineweb_shards.report.facts import FILE_NAME as REPORT
+from fineweb_shards.report.contents import FILE_NAME as REPORT
 from fineweb_shards.report.page import closing_lines, write_report
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system import durable
@@ -218,9 +218,9 @@ def test_what_cannot_be_written_stays_unwritten(
             for _ in range(3):
                 monitor._update()
             assert beat_of(folder).snapshot.state == "encoding"  # it was overwritten where it is
-            assert load_history(folder).points == []
+            assert load_history(folder).runs == []
         monitor._update()
-        assert len(load_history(folder).points) > 0
+        assert load_history(folder).runs[-1].last_tokens == 150
     assert beat_of(folder).snapshot.state == "complete"
     complaints = [line for line in last_lines(folder, 50) if "could not write" in line]
     assert len(complaints) == 1
@@ -235,7 +235,7 @@ def test_a_look_that_fails_is_logged_and_the_next_one_comes(
     """In its own thread: it goes on looking, and the heartbeat comes back when the fault is gone."""
     monitor, progress, folder = watched
     monkeypatch.setattr(monitor_module, "LOOK_EVERY_SECONDS", 0.001)
-    threads = {monitor._thread, monitor._report_thread}
+    threads = {monitor._thread, monitor._reporter}
     failures = []
     again = threading.Event()
     right = getattr(Monitor, part)

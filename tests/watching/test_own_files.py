@@ -16,7 +16,7 @@ import pytest
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
-from fineweb_shards.report.facts import gather_facts
+from fineweb_shards.report.contents import gather_facts
 from fineweb_shards.report.page import render_page
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.durable import FolderLock
@@ -43,12 +43,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Heartbeat(time.time(), Invocation("fineweb-shards build", "/", 4711, time.time()), SNAPSHOT).save(out)
     history = History()
     history.begin_run()
-    for tokens in range(3):
-        history.add(Snapshot("encoding", "", tokens=tokens, memory_bytes=10**6))
-        history.interval_seconds = 0.0  # every point counts here
+    history.update(Snapshot("encoding", "", tokens=3, memory_bytes=10**6))
     history.note(Event("worker", "it ended"))
     history.begin_wait("network", "waiting for the network")
-    history.interval_seconds = 1.0
     history.save(out)
     (out / WORK_FOLDER / "quarantine.jsonl").write_text("{}\n")
     assert {path.name for path in (out / WORK_FOLDER).iterdir()} == set(NAMES)

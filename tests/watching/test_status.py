@@ -19,7 +19,6 @@ from typing import IO
 import pytest
 
 from fineweb_shards import errors
-from fineweb_shards.events import Observer
 from fineweb_shards.run.config import Config
 from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.store.manifest_file import save_manifest
@@ -27,9 +26,6 @@ from fineweb_shards.system import durable
 from fineweb_shards.system.durable import FolderLock, is_locked
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.shell_commands import NOT_RESUMABLE, program
-from fineweb_shards.watching import monitor
-from fineweb_shards.watching import monitor as start
-from fineweb_shards.watching import status as status_module
 from fineweb_shards.watching.run_files import HEARTBEAT_NAME, Heartbeat, Invocation, Snapshot, State, load_heartbeat
 from fineweb_shards.watching.status import EXIT_CODES, read_status, status_lines, status_values
 from tests.support import inline, runs
@@ -40,30 +36,6 @@ from tests.support.example_run import SNAPSHOT
 RESUMED = "build --input 'a b.txt' --out out"
 COMMAND = f".venv/bin/fineweb-shards {RESUMED}"
 NO_TOTALS = dict.fromkeys(("shards", "tokens", "documents", "dropped_tokens"), 0)
-
-
-def test_a_wait_before_a_run_survives_a_heartbeat_that_cannot_be_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread that repeats it goes on, and the next one that can be written is."""
-    monkeypatch.setattr(start, "HEARTBEAT_EVERY_SECONDS", 0.001)
-    save, failures = Heartbeat.save, iter(range(3))
-
-    def fail_at_first(heartbeat: Heartbeat, folder: Path) -> None:
-        if next(failures, None) is not None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save(heartbeat, folder)
-        written.set()
-
-    written = threading.Event()
-    monkeypatch.setattr(Heartbeat, "save", fail_at_first)
-    invocation = Invocation(COMMAND, os.getcwd(), 4711, time.time())
-    with monitor.StartObserver(Observer(), folder, invocation, 0, 1000) as observer:
-        observer.set_wait("network", "waiting for the network")
-        assert written.wait(60)
-    heartbeat = load_heartbeat(folder)
-    assert heartbeat is not None
-    assert (heartbeat.snapshot.state, heartbeat.snapshot.reason) == (State.WAITING, "waiting for the network")
 
 
 @pytest.fixture
@@ -173,9 +145,11 @@ def test_verifying(folder: Path) -> None:
 
 
 def test_starting_before_there_is_a_ledger(tmp_path: Path) -> None:
-    """A held lock is enough to be told."""
+    """A held lock is enough to be told that a build is starting."""
     with another_run(tmp_path):
-        assert shown(tmp_path)[0] == "running"
+        state, text, code = shown(tmp_path)
+    assert (state, code) == ("running", 20)
+    assert "state      running, starting" in text
 
 
 def test_silent(folder: Path) -> None:
@@ -347,57 +321,6 @@ def test_a_real_killed_run_is_stopped(killed: Path) -> None:
     report = inline.run_command("report", killed / "out")
     assert report.returncode == 0
     assert "killed, or a power cut" in Path(report.stdout.strip()).read_text()
-
-
-def test_watch_ends_when_no_run_is_at_work(killed: Path) -> None:
-    """It shows the last state, and returns its code; in a pipe without control characters."""
-    done = inline.run_command("status", "--watch", killed / "out")
-    assert done.returncode == 21
-    assert "state      stopped" in done.stdout
-    assert "\x1b" not in done.stdout
-
-
-def test_watch_tells_a_line_at_each_look(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """How far it is, and whether it is suspended; Ctrl-C ends the looking, with the whole status."""
-    beat(folder)
-    looks = iter([lambda: beat(folder, age=600), lambda: signal.raise_signal(signal.SIGINT)])
-    monkeypatch.setattr(status_module.time, "sleep", lambda seconds: next(looks)())
-    with another_run(folder):
-        assert status_module.watch_status(FolderStore(folder), as_json=False) == 20
-    first, second, *rest = capsys.readouterr().out.splitlines()
-    assert "shard 3: 3.71M of about 10M tokens, 16.8k tokens/s, 6 min left" in first
-    assert "no heartbeat for 10 min: suspended, or the machine was asleep; shard 3: 3.71M of about" in second
-    assert rest[0].startswith("state      running, no heartbeat for 10 min")
-
-
-def test_watch_waits_for_a_build_that_has_not_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Started before the build, in another terminal, it says what it waits for and follows the build to its end; the
-    folder need not exist, and is not made."""
-    folder = tmp_path / "out"
-    lock = FolderLock(folder)
-
-    def begin() -> None:
-        folder.mkdir()
-        lock.__enter__()
-
-    def end() -> None:
-        save_manifest(
-            runs.manifest_of(Config().fingerprint(), [], complete=True, totals=NO_TOTALS), FolderStore(folder)
-        )
-        beat(folder, replace(SNAPSHOT, reason=""), exit_code=0)
-        lock.__exit__(None, None, None)
-
-    meanwhile = iter([lambda: None, begin, lambda: beat(folder), end])
-    monkeypatch.setattr(status_module.time, "sleep", lambda seconds: next(meanwhile)())
-    assert status_module.watch_status(FolderStore(folder), as_json=True) == 0
-    shown = capsys.readouterr()
-    states = [json.loads(line)["state"] for line in shown.out.splitlines()]
-    assert (states[0], states[-1]) == ("running", "complete")
-    assert shown.err == f"Waiting for a build to start in {folder}; Ctrl-C ends this command.\n"
 
 
 def test_the_folder_may_come_from_a_config(killed: Path) -> None:
