@@ -103,7 +103,7 @@ class RemoteFile:
         return self.retrier.call(partial(self._fetch_once, start, stop))
 
     def find_address(self) -> str:
-        """Return the address of the bytes, asking the hub once; ChangedError if it reports another ETag twice."""
+        """Return the address of the bytes, known or from the hub; ChangedError if it reports another ETag twice."""
         if known := self.book.get(self.url):
             return known
         with self._asking:

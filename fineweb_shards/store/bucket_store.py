@@ -40,12 +40,12 @@ _Parts = Mapping[int, ObjectInfo]  # of a file, by their offset in it
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The bytes of a file from `begin` to `end`, stored in an object from its byte `skip` on."""
+    """The bytes of a file from `begin` to `end`, stored in an object whose first byte is the file's byte `first`."""
 
     begin: int
     end: int
     info: ObjectInfo
-    skip: int = 0
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +285,10 @@ def _cover(named: ObjectInfo | None, parts: _Parts) -> list[_Piece]:
     while True:
         part = parts.get(position)
         if part is not None and part.size_bytes:
-            pieces.append(_Piece(position, position + part.size_bytes, part))
+            pieces.append(_Piece(position, position + part.size_bytes, part, position))
         elif named is not None and position < named_end:
             end = min([named_end, *(begin for begin in parts if begin > position)])
-            pieces.append(_Piece(position, end, named, position))
+            pieces.append(_Piece(position, end, named, 0))
         else:
             return pieces
         position = pieces[-1].end
@@ -300,14 +300,13 @@ def _judge(name: str, named: ObjectInfo | None, parts: _Parts) -> FoundFile | No
     pieces = tuple(_cover(named, parts))
     end = pieces[-1].end if pieces else 0
     if named is not None and named.size_bytes >= end:
-        return _FoundObjects(name, named.size_bytes, True, (_Piece(0, named.size_bytes, named),))
+        return _FoundObjects(name, named.size_bytes, True, (_Piece(0, named.size_bytes, named, 0),))
     return _FoundObjects(name, end, False, pieces) if pieces else None
 
 
 def _read_pieces(bucket: Bucket, pieces: Iterable[_Piece], begin: int, end: int) -> bytes:
     found = []
     for piece in pieces:
-        shift = piece.skip - piece.begin
-        first, last = max(begin, piece.begin) + shift, min(end, piece.end) + shift
+        first, last = max(begin, piece.begin) - piece.first, min(end, piece.end) - piece.first
         found.append(bucket.read_range(piece.info.name, first, last, piece.info.etag))
     return b"".join(found)

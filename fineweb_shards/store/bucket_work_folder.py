@@ -261,9 +261,11 @@ class MirroredFiles:
 
     def push(self, bucket: Bucket) -> None:
         """Copy changed files to the bucket; the caller's `bucket` may have shorter timeouts than ours."""
-        for path in filter(is_plain_file, sorted(self._folder.iterdir())):
+        for path in sorted(self._folder.iterdir()):
+            if not _is_mirrored(path.name) or not is_plain_file(path):
+                continue
             state = _state_of(path)
-            if _is_mirrored(path.name) and self._states.get(path.name) != state and state[1] <= _LARGEST_BYTES:
+            if self._states.get(path.name) != state and state[1] <= _LARGEST_BYTES:
                 bucket.overwrite(f"{WORK_FOLDER}/{path.name}", read_file(path, _LARGEST_BYTES))
                 self._states[path.name] = state
 

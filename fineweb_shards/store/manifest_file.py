@@ -70,18 +70,17 @@ class ManifestFile:
         }
         # What is needed to read tokens and to recognize the vocabulary, without the bytes of its tokens.
         known = manifest.vocabulary
-        vocabulary: dict[str, Any] = {name: getattr(known, name) for name in ("name", "sha256", "size", "eot")}
-        vocabulary["dtype"] = manifest.shard_format.dtype.name  # that of the files
+        vocabulary = {name: getattr(known, name) for name in ("name", "sha256", "size", "eot")}
         others = {name: getattr(known, name) for name in GPT2_FIELDS}
-        vocabulary |= {name: value for name, value in others.items() if value != GPT2_FIELDS[name]}
+        changed = {name: value for name, value in others.items() if value != GPT2_FIELDS[name]}
+        vocabulary |= {"dtype": manifest.shard_format.dtype.name, **changed}
         fields = {
             "format": _Text.of(manifest.format),
             "vocabulary": _Text.of(vocabulary),
-            "settings": _Text.of(manifest.settings),
-            "digits": _Text.of(manifest.digits),
-            "index": _Text.of(manifest.index),
-            "versions": _Text.of(manifest.versions),
-            "totals": _Text.of(manifest.totals),
+            **{
+                name: _Text.of(getattr(manifest, name))
+                for name in ("settings", "digits", "index", "versions", "totals")
+            },
             "effort": _Text.of(effort),
             "quarantined": _Text.of([asdict(document) for document in manifest.quarantined]),
             "shards": self._shards.update(manifest.shards),

@@ -51,7 +51,7 @@ def check_settings(before: Manifest, now: Manifest, defaults: Mapping[str, Any])
         old, new = (":".join(map(str, filter(None, weights))) for weights in (old_weights, new_weights))
         raise _changed_error("--weight", old, new)
     if before.vocabulary != now.vocabulary:
-        raise _changed_error("The vocabulary", before.vocabulary, now.vocabulary)
+        raise _changed_error("The vocabulary", show_vocabulary(before.vocabulary), show_vocabulary(now.vocabulary))
 
 
 def show_vocabulary(vocabulary: Vocabulary) -> str:
@@ -65,8 +65,6 @@ def _changed_error(what: str, old: Any, new: Any) -> ChangedError:
     def show(value: Any) -> str:
         if value is None or value == "":
             return "not set"
-        if isinstance(value, Vocabulary):
-            return show_vocabulary(value)
         return f"{value:,}" if isinstance(value, int) else str(value).replace("\n", "\\n")
 
     return ChangedError(f"{what} was {show(old)} when this folder was begun and is {show(new)} now.")
