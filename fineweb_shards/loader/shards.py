@@ -277,8 +277,8 @@ class FollowedShards(Shards):
                 before = None if eot_first else last.get(stream)
                 shards.append(replace(shard, vocabulary=vocabulary, eot_first=eot_first, before=before))
             last[stream] = shard.file
-        self._records, self.complete = manifest.shards, manifest.complete
-        self.known = divide(shards) if documents else shards
+        self._records, self.known = manifest.shards, divide(shards) if documents else shards
+        self.complete = manifest.complete
         return True
 
     def _stopped(self) -> InputError:
