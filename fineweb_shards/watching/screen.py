@@ -40,7 +40,10 @@ def choose_screen(*, quiet: bool, as_json: bool, for_library: bool = False) -> S
         return JsonScreen(1.0) if for_library else JsonScreen()
     if quiet:
         return Screen()
-    return BarScreen() if terminal.can_redraw(sys.stderr) else LineScreen()
+    # In a pseudo-terminal of a notebook or a CI service, lines can't be redrawn.
+    is_dumb, is_ci = os.environ.get("TERM") == "dumb", os.environ.get("CI", "").lower() not in ("", "0", "false")
+    can_redraw = sys.stderr.isatty() and not is_dumb and not is_ci and not terminal.in_notebook()
+    return BarScreen() if can_redraw else LineScreen()
 
 
 class Screen:
