@@ -203,36 +203,32 @@ class Sample:
 
 
 def take_samples(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord], count: int) -> list[Sample]:
-    """Return samples at `count` places spread evenly over the shards, always the same ones."""
-    ends = list(accumulate(record.tokens for record in records))
-    samples: list[Sample] = []
-    for place in (ends[-1] * number // count for number in range(count)):
-        number = bisect_right(ends, place)
-        record = records[number]
-        begin = ends[number] - record.tokens
-        sample = _sample_at(store, shard_format, record, place - begin, record is records[-1])
-        samples += [sample] if sample is not None and sample not in samples else []
-    return samples
-
-
-def _sample_at(
-    store: Store, shard_format: ShardFormat, record: ShardRecord, place: int, is_last: bool
-) -> Sample | None:
-    """Return the next document that begins soon after `place`; None if none does."""
+    """Return the documents that begin soon after `count` places, spread evenly over the shards."""
+    shard_ends = list(accumulate(record.tokens for record in records))
     vocabulary = shard_format.vocabulary
-    tokens = read_tokens(store, shard_format, record, place, _SEARCH_TOKENS + _SHOWN_TOKENS)
-    eots = vocabulary.find_eots(tokens[:_SEARCH_TOKENS])
-    if place == 0 and not shard_format.layout.eot_first:
-        start = 0
-    elif len(eots) and eots[0] + 1 < len(tokens):
-        start = int(eots[0]) + 1
-    else:
-        return None
-    shown = tokens[start : start + _SHOWN_TOKENS]
-    ends = vocabulary.find_eots(shown)
-    text = decode(shown[: ends[0]] if len(ends) else shown, vocabulary).decode("utf-8", "replace")
-    cut = not len(ends) and (place + start + _SHOWN_TOKENS < record.tokens or not is_last)
-    return Sample(record.name, place + start, cut_at_word(text) if cut else text, cut)
+    samples: list[Sample] = []
+    for place in (shard_ends[-1] * number // count for number in range(count)):
+        number = bisect_right(shard_ends, place)
+        record = records[number]
+        begin = place - (shard_ends[number] - record.tokens)
+        tokens = read_tokens(store, shard_format, record, begin, _SEARCH_TOKENS + _SHOWN_TOKENS)
+        eots = vocabulary.find_eots(tokens[:_SEARCH_TOKENS])
+        if begin == 0 and not shard_format.layout.eot_first:
+            start = 0
+        elif len(eots) and eots[0] + 1 < len(tokens):
+            start = int(eots[0]) + 1
+        else:
+            continue  # no document begins soon
+        shown = tokens[start : start + _SHOWN_TOKENS]
+        ends = vocabulary.find_eots(shown)
+        text = decode(shown[: ends[0]] if len(ends) else shown, vocabulary).decode("utf-8", "replace")
+        # Unless this is the last shard, the document may continue in the next one.
+        is_longer = begin + start + _SHOWN_TOKENS < record.tokens or record is not records[-1]
+        cut = not len(ends) and is_longer
+        sample = Sample(record.name, begin + start, cut_at_word(text) if cut else text, cut)
+        if sample not in samples:
+            samples.append(sample)
+    return samples
 
 
 def spell(token: int, vocabulary: Vocabulary) -> str:

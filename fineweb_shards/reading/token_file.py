@@ -48,11 +48,11 @@ _REQUESTS_AT_ONCE = 16
 _Contents = tuple[str, int, int, Dtype]  # the last four fields of a TokenFile
 
 
+@dataclass(eq=False)
 class TokenFolder:
     """A store whose files any program may have made."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    store: Store
 
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self.store}  # a manifest may be large, and is read again when needed

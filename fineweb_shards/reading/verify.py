@@ -20,7 +20,6 @@ import os
 import shlex
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -290,32 +289,26 @@ def _read(store: Store, shard_format: ShardFormat, records: Sequence[ShardRecord
             temporary = tempfile.TemporaryDirectory(prefix="fineweb-shards-", ignore_cleanup_errors=True)
             folder = Path(stack.enter_context(temporary))
 
-        def check(record: ShardRecord) -> Future[Path | None]:
-            return in_background(partial(_check_ahead, store, shard_format, files[record.name], record, folder))
+        def check(record: ShardRecord) -> Path | None:
+            """Raise DamageError if a segment is damaged. In a bucket, check the header and length of the file there,
+            and the tokens in a copy in `folder`, which is returned."""
+            copy = None if folder is None else folder / f"{record.name}.{record.offset}"
+            file, found = files[record.name], store.find(record.name)
+            damage = check_segment(store, shard_format, file, found, record, sealed=copy is not None)
+            if copy is not None and not damage:
+                with output_errors(copy):
+                    fetch_range(store, record.name, record.offset, record.offset + record.bytes, copy)
+                with copy.open("rb") as data:
+                    damage = _check_tokens(shard_format, record, data, begin=record.offset)
+            if damage:
+                raise DamageError(f"{store.location}: {damage}.", "Restore it, or build it again.")
+            return copy
 
-        ahead = [check(record) for record, _ in wanted[:1]]
+        ahead = [in_background(partial(check, record)) for record, _ in wanted[:1]]
         for number, (record, skip) in enumerate(wanted, 1):
             copy = ahead.pop().result()
-            ahead += [check(following) for following, _ in wanted[number : number + 1]]
+            ahead += [in_background(partial(check, following)) for following, _ in wanted[number : number + 1]]
             yield from _read_segment(store, shard_format, record, skip, copy)
-
-
-def _check_ahead(
-    store: Store, shard_format: ShardFormat, file: OutputFile, record: ShardRecord, folder: Path | None
-) -> Path | None:
-    """Raise DamageError if a segment is damaged. In a bucket, check the header and length of the file there, and the
-    tokens in a copy in `folder`, which is returned."""
-    copy = None if folder is None else folder / f"{record.name}.{record.offset}"
-    found = store.find(file.name)
-    damage = check_segment(store, shard_format, file, found, record, sealed=copy is not None)
-    if copy is not None and not damage:
-        with output_errors(copy):
-            fetch_range(store, record.name, record.offset, record.offset + record.bytes, copy)
-        with copy.open("rb") as data:
-            damage = _check_tokens(shard_format, record, data, begin=record.offset)
-    if damage:
-        raise DamageError(f"{store.location}: {damage}.", "Restore it, or build it again.")
-    return copy
 
 
 def _read_segment(

@@ -158,7 +158,6 @@ def _list_figures(facts: Facts) -> Iterator[tuple[str, str]]:
 
 
 def list_runs(facts: Facts) -> Section | None:
-    """Return a table with a row for each run; None if no run is known."""
     runs, manifest = facts.history.runs[-_SHOWN_RUNS:], facts.status.manifest
     if not runs:
         return None
@@ -192,7 +191,6 @@ def list_runs(facts: Facts) -> Section | None:
 
 
 def list_marks(facts: Facts) -> Section | None:
-    """Return a table with a row for each wait and each fault; None if there were none."""
     marks, rows = facts.history.marks, []
     for mark in marks[-_SHOWN_MARKS:]:
         waited = "still waiting" if mark.end is None else f"waited {show_seconds(mark.end - mark.time)}"
@@ -257,7 +255,6 @@ def _stack_shares(manifest: Manifest, shares: Sequence[PartShare]) -> Section | 
 
 
 def measure_lengths(facts: Facts) -> Section | None:
-    """Return a histogram of document lengths as a table; None if no whole document was counted."""
     figures = facts.figures
     if figures is None or not figures.documents:
         return None
@@ -323,7 +320,6 @@ def count_left_out(facts: Facts) -> Section | None:
 
 
 def list_shards(facts: Facts) -> Section | None:
-    """Return a table of the last shards, with notes; None before the first one is finished."""
     manifest = facts.status.manifest
     if manifest is None or not manifest.shards:
         return None

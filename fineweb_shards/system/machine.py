@@ -51,15 +51,20 @@ def usable_cores() -> int:
 
 def memory_limits() -> list[MemoryLimit]:
     """Return the limit of the machine, and the lower limits of all control groups (version 2 or 1) of this process."""
-    machine = _machine_memory()
-    limits = [machine]
+    figures = dict(line.split()[:2] for line in _read_lines(Path("/proc/meminfo")))
+    # In a sandbox without /proc: half of the total, a cautious guess.
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = total // 2
+    if "MemAvailable:" in figures:
+        available, total = (int(figures[name]) * 1024 for name in ("MemAvailable:", "MemTotal:"))
+    limits = [MemoryLimit("the machine", available, total)]
     for folder in _cgroup_folders("memory"):
         for limit_name, used_name in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
             limit, used = _read_words(folder / limit_name), _read_words(folder / used_name)
-            if limit and used and limit[0] != "max" and int(limit[0]) < machine.total_bytes:
+            if limit and used and limit[0] != "max" and int(limit[0]) < total:
                 # The page cache counts as used, but is freed before anything else.
                 stat = dict(line.split()[:2] for line in _read_lines(folder / "memory.stat"))
                 names = ("inactive_file", "active_file")  # in version 1 `total_` includes children
@@ -172,16 +177,6 @@ def oom_kills() -> int:
     """Return the number of processes the kernel has killed for lack of memory since boot; 0 if unknown."""
     lines = _read_lines(Path("/proc/vmstat"))
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-
-
-def _machine_memory() -> MemoryLimit:
-    figures = dict(line.split()[:2] for line in _read_lines(Path("/proc/meminfo")))
-    if "MemAvailable:" in figures:
-        available, total = (int(figures[name]) * 1024 for name in ("MemAvailable:", "MemTotal:"))
-        return MemoryLimit("the machine", available, total)
-    # A sandbox without /proc: half of the total is a cautious guess.
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return MemoryLimit("the machine", total // 2, total)
 
 
 def _cgroup_folders(controller: str) -> list[Path]:

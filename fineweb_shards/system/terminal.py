@@ -1,5 +1,4 @@
-"""Prepare text for a terminal: replace control characters, wrap or clip long lines. Detect whether lines can be
-redrawn."""
+"""Prepare text for a terminal: replace control characters, wrap or clip long lines. Detect notebooks."""
 
 from __future__ import annotations
 
@@ -24,12 +23,6 @@ _CODE_INDENT = "    "
 # starts one does not; the kernel itself sets the last three (ipykernel, `init_environment`).
 _NOTEBOOK_MARKS = ("JPY_PARENT_PID", "COLAB_RELEASE_TAG")
 _KERNEL_SETS = {"TERM": "xterm-color", "PAGER": "cat", "GIT_PAGER": "cat"}
-
-
-def can_redraw(stream: TextIO) -> bool:
-    """Return whether lines can be redrawn; in a pseudo-terminal of a notebook or a CI service they can not."""
-    is_dumb, is_ci = os.environ.get("TERM") == "dumb", os.environ.get("CI", "").lower() not in ("", "0", "false")
-    return stream.isatty() and not is_dumb and not is_ci and not in_notebook()
 
 
 def in_notebook() -> bool:

@@ -84,13 +84,6 @@ class Speedometer:
         return (last - first) / seconds if seconds > 0 else None
 
 
-def seconds_left(done_tokens: int, expected_tokens: int | None, per_second: float | None) -> float | None:
-    """Return the time that the remaining tokens will take; None if the total or the speed is unknown."""
-    if expected_tokens is None or not per_second:
-        return None
-    return (expected_tokens - done_tokens) / per_second
-
-
 class Progress(Observer):
     """What a run has done, what it will probably make, and what it waits for."""
 
@@ -207,11 +200,13 @@ class Progress(Observer):
         return self.total.tokens(tokens, read, self._read_share(places) if self.begun else None)
 
     def seconds_left(self, expected_tokens: int | None, per_second: float | None) -> float | None:
-        left = seconds_left(self.tokens, expected_tokens, per_second)
-        if self.pass_number != 1 or left is None or expected_tokens is None or not per_second:
-            return left
-        # And a shuffle's second pass.
-        return left + second_pass_seconds(max(0, expected_tokens - self.other_pass_tokens), per_second)
+        """Return how long the rest takes; None if unknown."""
+        if expected_tokens is None or not per_second:
+            return None
+        left = (expected_tokens - self.tokens) / per_second
+        if self.pass_number == 1:  # then comes a shuffle's second pass
+            left += second_pass_seconds(max(0, expected_tokens - self.other_pass_tokens), per_second)
+        return left
 
     def expected_left(self) -> int | None:
         expected = self.expected_tokens()

@@ -309,9 +309,7 @@ class History:
 
     marks: list[Mark] = field(default_factory=list)
     runs: list[RunRecord] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def begin_run(self, tokens: int = 0) -> None:
         """Start a new run. Waits that a killed run left open end when that run was last recorded."""

@@ -40,7 +40,10 @@ def choose_screen(*, quiet: bool, as_json: bool, for_library: bool = False) -> S
         return JsonScreen(1.0) if for_library else JsonScreen()
     if quiet:
         return Screen()
-    return BarScreen() if terminal.can_redraw(sys.stderr) else LineScreen()
+    # In a pseudo-terminal of a notebook or a CI service, lines can't be redrawn.
+    is_dumb, is_ci = os.environ.get("TERM") == "dumb", os.environ.get("CI", "").lower() not in ("", "0", "false")
+    can_redraw = sys.stderr.isatty() and not is_dumb and not is_ci and not terminal.in_notebook()
+    return BarScreen() if can_redraw else LineScreen()
 
 
 class Screen:
@@ -181,10 +184,7 @@ def make_frame(snapshot: Snapshot, columns: int, rows: int) -> list[str]:
         total = _bar_line("total", snapshot.share, f"{tokens} tokens, waiting", columns)
         reason = terminal.printable(snapshot.reason).replace("\n", " ")
         waits = terminal.wrap(reason, columns, hang=2, break_words=True)
-        most = max(1, rows - 1)
-        if len(waits) > most:
-            waits = [*waits[: most - 1], waits[most - 1] + " …"]
-        return [terminal.clip(line, columns) for line in [total, *waits]][:rows]
+        return [total, *(terminal.clip(line, columns) for line in waits)][:rows]
     speed = f", {show_count(snapshot.tokens_per_second)}/s" if snapshot.tokens_per_second else ""
     left = f", {show_seconds(snapshot.seconds_left)} left" if snapshot.seconds_left is not None else ""
     total = _bar_line("total", snapshot.share, f"{tokens} tokens{speed}{left}", columns)

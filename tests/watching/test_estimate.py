@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from fineweb_shards.watching.progress import Speedometer, Total, seconds_left
+from fineweb_shards.watching.progress import Progress, Speedometer, Total
+from fineweb_shards.watching.run_files import EventLog
 
 TOKENS = 10_000_000_000
 
@@ -33,7 +35,7 @@ def simulate(
 ) -> list[tuple[float, float | None, int]]:
     """A run second by second: the share of its working time that has passed, the time left as it was shown, and as it
     was. `density` is tokens a share of the input, to be estimated from what was read."""
-    speedometer = Speedometer()
+    speedometer, progress = Speedometer(), Progress(EventLog(Path("out")))
     done, share, shown = 0.0, 0.0, []
     working = 0
     for second in range(10**6):
@@ -45,7 +47,8 @@ def simulate(
             working += bool(done)
         speedometer.add(second, round(done), working=not waiting)
         expected = total.tokens(round(done), round(done), share)
-        shown.append((working, seconds_left(round(done), expected, speedometer.per_second)))
+        progress.tokens = round(done)
+        shown.append((working, progress.seconds_left(expected, speedometer.per_second)))
         if done >= TOKENS:
             break
     return [(now / working, left, working - now) for now, left in shown]
@@ -106,5 +109,6 @@ def test_nothing_is_said_that_is_not_known() -> None:
     speedometer.add(0, 0, working=False)
     speedometer.add(1, 0, working=True)
     assert speedometer.per_second is None
-    assert seconds_left(5, None, 1.0) is None
-    assert seconds_left(5, 10, None) is None
+    progress = Progress(EventLog(Path("out")))
+    assert progress.seconds_left(None, 1.0) is None
+    assert progress.seconds_left(10, None) is None

@@ -185,7 +185,7 @@ def test_a_wait_is_told_to_its_end(columns: int, rows: int) -> None:
     assert "left" not in lines[0]
     assert "/s" not in lines[0]
     told = " ".join(line.strip() for line in lines[1:])
-    assert told == REASON or (rows == 4 and told.endswith("…"))
+    assert told == REASON or (rows == 4 and REASON.startswith(told))
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 120, 200])
