@@ -141,8 +141,6 @@ class TokenWriter:
         if self._unsynced_bytes >= SYNC_EVERY_BYTES:
             self._unsynced_bytes = 0
             self._sync(placement.path)
-        if os.name == "nt":  # Windows can't rename an open file
-            self.close()
 
     def sync(self) -> None:
         """Make all written tokens durable, and visible to other machines."""
@@ -180,7 +178,7 @@ class TokenWriter:
 
     def _write_all(self, writes: deque[tuple[str, int, memoryview]]) -> None:
         """Do these writes. Each is removed once it is done, so that a retry continues with the rest."""
-        seek, write, begin = os.lseek, os.write, os.SEEK_SET  # not `pwrite`, which Windows lacks
+        seek, write, begin = os.lseek, os.write, os.SEEK_SET
         try:
             while writes:
                 path, offset, data = writes[0]
