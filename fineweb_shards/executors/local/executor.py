@@ -59,7 +59,6 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         # For the pipes and sentinels of workers, each registered once: `multiprocessing.connection.wait` registers all
         # of them again at each call, which with 64 workers takes longer than handling the message.
         self._selector = selectors.DefaultSelector()
-        self._paused = False  # memory is short
         self._early_deaths = DeathCount()  # in a row, of workers that were not ready yet
         self._watchdog = Watchdog(self._get_watched, self._observer)
         self._listening = False  # waiting for messages; False: the caller is busy
@@ -115,7 +114,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._fill(1 if schedule.tries_alone else self._count)
         for worker, file_order in self._files.give_out(worker for worker in self._workers if worker.ready):
             self._send(worker, file_order)
-        while not self._paused and (schedule.next_pending is not None or self._next_lane() is not None):
+        while not self._guard.shortage and (schedule.next_pending is not None or self._next_lane() is not None):
             available = (worker for worker in self._workers if worker.ready and not worker.leaving)
             least_busy = schedule.least_busy(available)
             if least_busy is None or (schedule.next_pending is None and not self._take_batch()):
@@ -128,13 +127,12 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def _follow_memory_advice(self) -> None:
         """Pause or continue as the memory guard advises, and end workers. One that has grown beyond its share gets no
         more batches, and is ended once it is not needed."""
-        was_paused = self._paused
+        before = self._guard.shortage
         advice = self._guard.look([worker.pid for worker in self._workers])
-        self._paused = self._guard.shortage is not None
-        if self._paused and not was_paused:
-            since = time.strftime("%H:%M")
-            self._observer.set_wait("memory", f"paused for memory since {since}: {self._guard.shortage}")
-        elif was_paused and not self._paused:
+        shortage = self._guard.shortage
+        if shortage and not before:
+            self._observer.set_wait("memory", f"paused for memory since {time.strftime('%H:%M')}: {shortage}")
+        elif before and not shortage:
             self._observer.set_wait("memory", None)
         if advice is not None:
             largest = max(self._workers, key=lambda worker: self._guard.size_bytes(worker.pid))
@@ -153,7 +151,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
 
     def _fill(self, count: int) -> None:
         """Start workers until there are `count`, unless memory is short."""
-        while len(self._workers) < count and not self._paused:
+        while len(self._workers) < count and not self._guard.shortage:
             worker = WorkerProcess(self._pickled_spec)
             self._workers.append(worker)
             for waitable in (worker.pipe, worker.sentinel):

@@ -141,10 +141,9 @@ class Watchdog:
         self._last_look = self._clock.now()
         self._reported: set[str] = set()  # errors of the watchdog itself
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def stop(self) -> None:
         self._ended.set()
