@@ -188,7 +188,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
             worker: WorkerProcess | None = key.data
             if worker is None:
                 self._wakeup.recv_bytes()  # the batch itself is taken by `_give_out`
-            elif worker not in self._workers:
+            elif worker.pipe.closed:
                 continue  # an earlier event ended it
             elif key.fileobj is worker.pipe:
                 self._receive(worker)
