@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import selectors
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
 
@@ -16,7 +17,6 @@ import numpy as np
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local import executor as local_executor
 from fineweb_shards.executors.local.executor import LocalExecutor
-from fineweb_shards.executors.local.pool import Mailbox
 from fineweb_shards.executors.messages import (
     Done,
     Encoded,
@@ -79,17 +79,18 @@ def simulated_local(
 
 def simulate(pipes: list[connection.Connection]) -> None:
     """Answer every order at once, as a worker would that takes no time."""
-    mailbox = Mailbox()
-    mailbox.add(*pipes)
+    selector = selectors.DefaultSelector()
     for pipe in pipes:
+        selector.register(pipe, selectors.EVENT_READ)
         pipe.send(Signal.READY)
     while pipes:
-        for pipe in mailbox.wait(60):
+        for key, _ in selector.select(60):
+            pipe = key.fileobj
             assert isinstance(pipe, connection.Connection)
             try:
                 order = pipe.recv()
             except (EOFError, OSError):
-                mailbox.remove(pipe)
+                selector.unregister(pipe)
                 pipes.remove(pipe)
                 continue
             match order:

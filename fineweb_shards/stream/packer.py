@@ -150,11 +150,11 @@ class Packer:
             holder = section.ends[ended][1]
             block = section.blocks[holder]
             part, ended = block.part, ended + 1
-            kept = kept_ranges(block)
-            last_is_kept = len(kept) > 0 and int(kept[-1, 1]) == len(block.tokens)
+            kept = kept_ranges(block) if block.end.starts_mid_document else None
+            is_safe_end = kept is None or (len(kept) > 0 and int(kept[-1, 1]) == len(block.tokens))
             if holder < newest.get(part, 0):
                 counts.append(block.counts)
-            elif last_is_kept or not block.end.starts_mid_document:  # a run may begin at the end of the block
+            elif is_safe_end:  # a run may begin there
                 if part in self._waiting:
                     counts.append(self._waiting.pop(part))
                 counts.append(block.counts)

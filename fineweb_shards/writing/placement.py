@@ -102,7 +102,7 @@ class GrowingFile:
 
     def __post_init__(self) -> None:
         self.is_recorded = self.tokens > 0  # the manifest names it
-        self._begin = self.tokens  # of the current segment
+        self.begin = self.tokens  # of the current segment
         self._paths: list[Path] = []  # of all parts so far
 
     def open(self) -> GrowingPart:
@@ -130,14 +130,10 @@ class GrowingFile:
         found = rows_by_block(part.holders)
         return [(number, Placement(path, offsets[rows], part.ranges[rows])) for number, rows in found]
 
-    @property
-    def has_open_segment(self) -> bool:
-        return self.tokens > self._begin
-
     def end_segment(self, *, whole: bool) -> Segment:
         """End and return the current segment; `whole`: the file is complete with it."""
         file = self.open()
-        offset = self.shard_format.offset_bytes(self._begin) if self._begin or not whole else 0
+        offset = self.shard_format.offset_bytes(self.begin) if self.begin or not whole else 0
         segment = Segment(
             path=file.path,
             begin=file.begin,
@@ -145,14 +141,14 @@ class GrowingFile:
             split=self.split,
             offset=offset,
             size_bytes=self.shard_format.offset_bytes(self.tokens) - offset,
-            tokens=self.tokens - self._begin,
+            tokens=self.tokens - self.begin,
             documents=self._documents,
             whole=whole,
             header=self.shard_format.header(self.tokens) if whole else b"",
         )
         if self.store.is_remote:
             self._part = None
-        self._begin, self._documents = self.tokens, 0
+        self.begin, self._documents = self.tokens, 0
         return segment
 
     def discard(self, kept: Collection[Path] = ()) -> None:
@@ -346,7 +342,7 @@ class Output:
         segments = []
         for split in SPLITS:
             file = self._files.get(split)
-            if file is not None and (file.has_open_segment or split in whole):
+            if file is not None and (file.tokens > file.begin or split in whole):
                 segments.append(file.end_segment(whole=split in whole))
             if split in whole:
                 self._files.pop(split, None)

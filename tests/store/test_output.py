@@ -323,7 +323,7 @@ def test_a_file_that_grows_goes_on_after_the_last_recorded_token(folder: Path) -
         grown = GrowingFile(NAME, store, FORMAT, "val", disk, tokens=4)
         path = grown.open().path
         assert path.stat().st_size == 128 + 8
-        assert not grown.has_open_segment
+        assert grown.begin == grown.tokens
         (rest,) = slices_of(TOKENS, 6, begin=4)
         ((_, placement),) = grown.place(rest)
         assert (placement.begin, placement.ranges.tolist()) == (128 + 8, [[4, 6]])

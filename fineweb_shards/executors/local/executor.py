@@ -13,11 +13,13 @@ workers are ended until the shortage is over. schedule.py decides which worker g
 from __future__ import annotations
 
 import pickle
+import selectors
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from multiprocessing import Pipe
+from multiprocessing import Pipe, connection
 from typing import Any
 
 from fineweb_shards.errors import WorkerError
@@ -25,7 +27,7 @@ from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors import messages
 from fineweb_shards.executors.base import Result, Writes, write_at_once
 from fineweb_shards.executors.encode_batch import WorkerSpec
-from fineweb_shards.executors.local.pool import Mailbox, Watchdog, WorkerProcess
+from fineweb_shards.executors.local.pool import Watchdog, WorkerProcess
 from fineweb_shards.executors.local.worker import Order, send_order
 from fineweb_shards.executors.messages import FileResult, FileWork, WorkOrder
 from fineweb_shards.executors.scheduled_executor import BATCHES, REMOTE_BATCHES, ScheduledExecutor
@@ -54,9 +56,9 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._guard = guard
         self._pickled_spec = pickle.dumps(spec)  # once for all workers
         self._workers: list[WorkerProcess] = []
-        self._mailbox = Mailbox()
-        self._senders: dict[object, WorkerProcess] = {}  # by pipe, and by sentinel
-        self._paused = False  # memory is short
+        # For the pipes and sentinels of workers, each registered once: `multiprocessing.connection.wait` registers all
+        # of them again at each call, which with 64 workers takes longer than handling the message.
+        self._selector = selectors.DefaultSelector()
         self._early_deaths = DeathCount()  # in a row, of workers that were not ready yet
         self._watchdog = Watchdog(self._get_watched, self._observer)
         self._listening = False  # waiting for messages; False: the caller is busy
@@ -64,7 +66,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._files: FileTasks[WorkerProcess] = FileTasks()
         self._writer = spec.make_writer(self._observer)  # for tokens at seams, which this process has
         self._wakeup, self._wakeup_sender = Pipe(duplex=False)  # has a byte for each listed batch
-        self._mailbox.add(self._wakeup)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
 
     def _start(self) -> None:
         self._fill(self._count)
@@ -76,7 +78,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
             worker.kill()
         for worker in self._workers:
             worker.join()
-        self._mailbox.close()
+        self._selector.close()
         self._writer.close()
 
     @property
@@ -112,7 +114,7 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
         self._fill(1 if schedule.tries_alone else self._count)
         for worker, file_order in self._files.give_out(worker for worker in self._workers if worker.ready):
             self._send(worker, file_order)
-        while not self._paused and (schedule.next_pending is not None or self._next_lane() is not None):
+        while not self._guard.shortage and (schedule.next_pending is not None or self._next_lane() is not None):
             available = (worker for worker in self._workers if worker.ready and not worker.leaving)
             least_busy = schedule.least_busy(available)
             if least_busy is None or (schedule.next_pending is None and not self._take_batch()):
@@ -125,13 +127,12 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def _follow_memory_advice(self) -> None:
         """Pause or continue as the memory guard advises, and end workers. One that has grown beyond its share gets no
         more batches, and is ended once it is not needed."""
-        was_paused = self._paused
+        before = self._guard.shortage
         advice = self._guard.look([worker.pid for worker in self._workers])
-        self._paused = self._guard.shortage is not None
-        if self._paused and not was_paused:
-            since = time.strftime("%H:%M")
-            self._observer.set_wait("memory", f"paused for memory since {since}: {self._guard.shortage}")
-        elif was_paused and not self._paused:
+        shortage = self._guard.shortage
+        if shortage and not before:
+            self._observer.set_wait("memory", f"paused for memory since {time.strftime('%H:%M')}: {shortage}")
+        elif before and not shortage:
             self._observer.set_wait("memory", None)
         if advice is not None:
             largest = max(self._workers, key=lambda worker: self._guard.size_bytes(worker.pid))
@@ -150,11 +151,11 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
 
     def _fill(self, count: int) -> None:
         """Start workers until there are `count`, unless memory is short."""
-        while len(self._workers) < count and not self._paused:
+        while len(self._workers) < count and not self._guard.shortage:
             worker = WorkerProcess(self._pickled_spec)
             self._workers.append(worker)
-            self._senders |= {worker.pipe: worker, worker.sentinel: worker}
-            self._mailbox.add(worker.pipe, worker.sentinel)
+            for waitable in (worker.pipe, worker.sentinel):
+                self._selector.register(waitable, selectors.EVENT_READ, worker)
 
     def _send(self, worker: WorkerProcess, order: Order) -> None:
         if isinstance(order, WorkOrder) and order.one_by_one:
@@ -177,15 +178,19 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def _listen(self) -> None:
         """Wait for messages and deaths of workers, for the next batch, or for the guard's next look."""
         self._listening = True
-        happened = self._mailbox.wait(LOOK_EVERY_SECONDS)
+        if sys.platform == "win32":  # it can only select sockets
+            waitables = [key.fileobj for key in self._selector.get_map().values()]
+            keys = [self._selector.get_key(one) for one in connection.wait(waitables, LOOK_EVERY_SECONDS)]
+        else:
+            keys = [key for key, _ in self._selector.select(LOOK_EVERY_SECONDS)]
         self._listening = False
-        for waitable in happened:
-            worker = self._senders.get(waitable)
-            if waitable is self._wakeup:
+        for key in keys:
+            worker: WorkerProcess | None = key.data
+            if worker is None:
                 self._wakeup.recv_bytes()  # the batch itself is taken by `_give_out`
-            elif worker is None:
+            elif worker.pipe.closed:
                 continue  # an earlier event ended it
-            elif waitable is worker.pipe:
+            elif key.fileobj is worker.pipe:
                 self._receive(worker)
             elif not worker.pipe.poll():  # receive the messages it sent before its death first
                 self._handle_death(worker)
@@ -257,8 +262,8 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
 
     def _end(self, worker: WorkerProcess) -> None:
         """Kill a worker and take back its work."""
-        self._mailbox.remove(worker.pipe, worker.sentinel)
-        del self._senders[worker.pipe], self._senders[worker.sentinel]
+        for waitable in (worker.pipe, worker.sentinel):  # while they are open
+            self._selector.unregister(waitable)
         worker.kill()
         worker.join()
         self._workers.remove(worker)

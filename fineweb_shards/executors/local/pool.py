@@ -1,4 +1,4 @@
-"""Start, listen to, watch and end worker processes, and find out how they died.
+"""Start, watch and end worker processes, and find out how they died.
 
 An exit code, or a signal that a process causes itself (SIGSEGV, SIGABRT …), is a crash. SIGKILL and all other signals
 come from outside: from a person, a scheduler, or the kernel's OOM killer, which is recognized by the kernel's count of
@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import selectors
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from multiprocessing import connection, resource_tracker
+from multiprocessing import resource_tracker
 from typing import Any
 
 from fineweb_shards.events import Event, Observer
@@ -29,7 +27,6 @@ from fineweb_shards.system.machine import environment, oom_kills, process_life
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.units import show_seconds
 
-Waitable = connection.Connection | int  # a pipe, or the sentinel of a process
 # Workers do no linear algebra, but NumPy would start a thread per core in each of them, which spins for a while: 20 ms
 # of processor time on two cores. Set only while a worker starts, so that a command run after the build is unaffected.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
@@ -107,30 +104,6 @@ class WorkerProcess:
         return Death(kind, f"was killed by signal {-code}")
 
 
-class Mailbox:
-    """Listens for messages and deaths of workers, and other wake-ups. `multiprocessing.connection.wait` registers every
-    pipe again at each call, which with 64 workers takes longer than handling the message. Here each pipe is registered
-    once, except on Windows."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self.close = self._selector.close
-
-    def add(self, *waitables: Waitable) -> None:
-        for waitable in waitables:
-            self._selector.register(waitable, selectors.EVENT_READ)
-
-    def remove(self, *waitables: Waitable) -> None:
-        """Stop listening to them. They must still be open."""
-        for waitable in waitables:
-            self._selector.unregister(waitable)
-
-    def wait(self, timeout_seconds: float) -> Iterable[object]:
-        if sys.platform == "win32":  # it can only select sockets
-            return connection.wait([key.fileobj for key in self._selector.get_map().values()], timeout_seconds)
-        return [key.fileobj for key, _ in self._selector.select(timeout_seconds)]
-
-
 class WorkerActivity:
     """Measures how long a worker has sent no message and used no processor time."""
 
@@ -168,10 +141,9 @@ class Watchdog:
         self._last_look = self._clock.now()
         self._reported: set[str] = set()  # errors of the watchdog itself
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def stop(self) -> None:
         self._ended.set()
