@@ -7,7 +7,7 @@ MINUTES ?= 30
 ARGS ?=
 
 PYTHON ?= python3
-BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN := .venv/bin
 # Quote any text as one shell word.
 quote = '$(subst ','\'',$(1))'
 TARGET = $(call quote,$(SAMPLE))

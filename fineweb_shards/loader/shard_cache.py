@@ -153,8 +153,6 @@ def _remove_unlocked(path: Path, lock: Path) -> bool:
             return False
         try:
             path.unlink()
-        except PermissionError:  # Windows: it is open
-            return False
         finally:
             unlock(file)
         return True

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import pickle
 import selectors
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from multiprocessing import Pipe, connection
+from multiprocessing import Pipe
 from typing import Any
 
 from fineweb_shards.errors import WorkerError
@@ -178,13 +177,9 @@ class LocalExecutor(ScheduledExecutor[WorkerProcess]):
     def _listen(self) -> None:
         """Wait for messages and deaths of workers, for the next batch, or for the guard's next look."""
         self._listening = True
-        if sys.platform == "win32":  # it can only select sockets
-            waitables = [key.fileobj for key in self._selector.get_map().values()]
-            keys = [self._selector.get_key(one) for one in connection.wait(waitables, LOOK_EVERY_SECONDS)]
-        else:
-            keys = [key for key, _ in self._selector.select(LOOK_EVERY_SECONDS)]
+        happened = self._selector.select(LOOK_EVERY_SECONDS)
         self._listening = False
-        for key in keys:
+        for key, _ in happened:
             worker: WorkerProcess | None = key.data
             if worker is None:
                 self._wakeup.recv_bytes()  # the batch itself is taken by `_give_out`

@@ -178,9 +178,6 @@ def _signals_deferred() -> Iterator[None]:
     the whole process group, but the parent decides what to do. The process inherits the mask, so that not even the
     start of its Python is interrupted; it unblocks SIGTERM later. The parent gets its signals afterwards: a child that
     has received only half of its data would print a traceback."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows: the worker ignores SIGINT a little later
-        yield
-        return
     received: list[int] = []
     handlers: dict[int, Any] = {}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])

@@ -76,8 +76,7 @@ class Outbox(WorkerObserver):
 def run_worker(pipe: connection.Connection) -> None:
     """The main function of the process: receive a WorkerSpec, then follow orders until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group; the parent decides
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by pool.py
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked by pool.py
     try:
         spec: WorkerSpec = pipe.recv()
     except (EOFError, OSError):
