@@ -157,15 +157,11 @@ class JsonLinesFormat(TextFormat):
         return self._parse_slowly(file, line, offset)
 
     def _values(self, file: InputFile, row: dict[str, Any], offset: int) -> tuple[Any, ...]:
-        """Return the values that --where needs; None for missing ones."""
-        if self.row_filter is None:
-            return ()
-        problem = self.row_filter.find_wrong_value(row)
-        if problem is not None:
+        try:
+            return self.row_filter.read_values(row) if self.row_filter else ()
+        except ValueError as problem:
             hint = "Correct --where or the line, or leave out such lines: --on-bad-file skip."
-            raise BadFileError(f"{file.path}: the line at byte {offset:,} {problem}.", hint)
-        names = self.row_filter.where.columns
-        return tuple([row[name] if name in row else find_value(row, name) for name in names])
+            raise BadFileError(f"{file.path}: the line at byte {offset:,} {problem}.", hint) from None
 
     def _parse_slowly(self, file: InputFile, line: bytes, offset: int) -> _Row:
         place = f"{file.path}: the line at byte {offset:,}"

@@ -57,21 +57,24 @@ class RowFilter:
 
     def select_values(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[bool], Counts]:
         """Apply the condition to JSON values, a tuple for each row in the order of the condition's columns, and return
-        which rows pass. `find_wrong_value` must have accepted them."""
+        which rows pass. `read_values` must have returned them."""
         columns = dict(zip(self.where.columns, zip(*rows, strict=True), strict=False))
         met = _combine(self.where.condition, lambda test: _test_values(columns.get(test.column, ()), test))
         left_out = Counts(filtered_documents=met.false_count, unknown_documents=met.null_count)
         return [one is True for one in met.to_pylist()], left_out
 
-    def find_wrong_value(self, row: Mapping[str, Any]) -> str | None:
-        """Return a phrase about a value of a JSON object to which the condition can't be applied."""
+    def read_values(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the values that the condition needs of a JSON object, None for missing ones; ValueError with a phrase
+        about one to which it can't be applied."""
+        values = []
         for name, wanted in self.where.kinds:
             value = row[name] if name in row else find_value(row, name)
             if value is not None and wanted not in ("any", kind_of(value)):
                 found = kind_of(value)
                 shown = IN_WORDS[found] if found else f"a {type(value).__name__}"
-                return f"has {shown} as {name!r}, which --where compares with {IN_WORDS[wanted]}"
-        return None
+                raise ValueError(f"has {shown} as {name!r}, which --where compares with {IN_WORDS[wanted]}")
+            values.append(value)
+        return tuple(values)
 
     def find_wrong_type(self, name: str, kind: Any) -> str | None:
         """Return a phrase about a parquet column of this type, unless the condition can be applied to it."""

@@ -160,11 +160,10 @@ class TextFormat(Format):
         return data
 
     def close(self) -> None:
-        for opened in self._streams.values():
-            opened.close()
-        for source in self._sources.values():
-            source.close()
-        self._streams, self._sources = {}, {}
+        while self._streams:
+            self._streams.popitem()[1].close()
+        while self._sources:
+            self._sources.popitem()[1].close()
 
 
 def go_to(file: InputFile, view: ByteView, position: int) -> None:

@@ -200,9 +200,7 @@ def test_rows_pass_as_in_plain_python(condition: Condition, rows: list[dict[str,
     where = parse_where(spell(condition))
     chosen = RowFilter(where)
     answers = [holds(condition, row) for row in rows]
-    for row in rows:
-        assert chosen.find_wrong_value(row) is None
-    passes, counts = chosen.select_values([tuple(row[name] for name in where.columns) for row in rows])
+    passes, counts = chosen.select_values([chosen.read_values(row) for row in rows])
     assert passes == [answer is True for answer in answers]
     assert (counts.filtered_documents, counts.unknown_documents) == (answers.count(False), answers.count(None))
     doubles = [{**row, "n": None if row["n"] is None else float(row["n"])} for row in rows]
