@@ -100,19 +100,15 @@ class CommandParser(argparse.ArgumentParser):
 
 def check_subcommand(words: Sequence[str], subcommands: Collection[str]) -> None:
     """Raise UsageError if the first word is no subcommand, and suggest what was probably meant."""
+    word = words[0] if words else ""
+    if word in subcommands or word.partition("=")[0] in ("-h", "--help", "--version"):
+        return
     hint = f"Use one of {', '.join(subcommands)}; for example `{PROGRAM} build demo`."
-    if not words:
-        raise UsageError("The subcommand is missing.", hint)
-    word = words[0]
-    if word.startswith("-"):
-        if word.partition("=")[0] not in ("-h", "--help", "--version"):
-            raise UsageError(f"{word}: the subcommand comes first.", hint)
-    elif word not in subcommands:
-        if match := closest(word, subcommands):
-            hint = f"Did you mean `{PROGRAM} {match}`?"
-        elif word in bundled_configs():
-            hint = f"Did you mean `{PROGRAM} build {word}`?"
-        raise UsageError(f"{word}: unknown subcommand.", hint)
+    if match := closest(word, subcommands):
+        hint = f"Did you mean `{PROGRAM} {match}`?"
+    elif word in bundled_configs():
+        hint = f"Did you mean `{PROGRAM} build {word}`?"
+    raise UsageError(f"{word}: unknown subcommand." if word else "The subcommand is missing.", hint)
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:

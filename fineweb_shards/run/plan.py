@@ -1,5 +1,4 @@
-"""`plan`: predict what a build will do, before anything is written. extent.py measures the input; plan_text.py has the
-plan's text.
+"""`plan`: predict what a build will do, before anything is written. estimate.py measures the input.
 
 In a mix the weights decide how much is read of each part, and which one runs out first (`forecast_parts`). The tokens
 are exact to within one document per part, because the lengths of single documents are unknown.
