@@ -134,37 +134,29 @@ def _missing_training(spec: OutputSpec, files: Sequence[SizedFile], dropped_toke
     said = spec.layout.missing_split_errors.get("train")
     failure = f' ({spec.layout.name} would stop: "{said}")' if said else ""
     rule, tokens = spec.split_rule, sum(file.tokens for file in files) + dropped_tokens
-    cause, part = f"all {tokens:,} tokens go to validation", _rounded(tokens // 10)
-    remedy = f"--val-tokens {part}"
+    documents, part = sum(file.documents for file in files), _rounded(tokens // 10)
+    cause, remedy = f"all {tokens:,} tokens go to validation, which takes {rule.describe()}", f"--val-tokens {part}"
     if dropped_tokens:
         cause = f"its {dropped_tokens:,} tokens do not fill a shard, and --last-shard drop leaves them out"
         remedy = f"--last-shard keep, or --shard-tokens {part}"
-    elif rule.counts_tokens:
-        cause += f", which takes the first {rule.val_tokens:,}"
-        if rule == spec.layout.default_split_rule(spec.shard_tokens):
-            remedy = f"--shard-tokens {part} or {remedy}"
-    elif not rule.val_ratio:
-        cause += f", which takes {rule.describe()}"
-        documents = sum(file.documents for file in files)
-        remedy = f"--val-documents {_rounded(documents // 10)}" if documents > 1 else f"{remedy} instead"
-        if rule.val_files:
-            remedy = "fewer files in --val-input"
+    elif rule == spec.layout.default_split_rule(spec.shard_tokens):
+        remedy = f"--shard-tokens {part} or {remedy}"
+    elif rule.val_files:
+        remedy = "fewer files in --val-input"
+    elif rule.val_documents and documents > 1:
+        remedy = f"--val-documents {_rounded(documents // 10)}"
     next_step = "The input is too small to be split" if tokens < 2 else f"{next_step} {remedy}"
     return f"There is nothing to train on: {cause}{failure}. {next_step}."
 
 
 def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step: str) -> str:
-    tokens, documents = sum(file.tokens for file in files), sum(file.documents for file in files)
-    failure = f'{spec.layout.name} would stop: "{spec.layout.missing_split_errors["val"]}"'
-    remedy = f"--val-tokens {_rounded(tokens // 10)}"
-    if spec.split_rule.val_files:
-        cause, remedy = "the files of --val-input have no documents", "other files for it"
-    elif not spec.split_rule.val_ratio:
+    rule, failure = spec.split_rule, f'{spec.layout.name} would stop: "{spec.layout.missing_split_errors["val"]}"'
+    remedy = f"--val-tokens {_rounded(sum(file.tokens for file in files) // 10)}"
+    if not rule.val_ratio and not rule.val_files:
         return f"There is nothing for validation, as requested; {failure}. If it needs some: {remedy}."
-    else:
-        share = f"a share of one in {float(1 / spec.split_rule.val_ratio):,.0f}"
-        cause = f"of {show_number_of(documents, 'document')}, {share} selects none"
-    return f"There is nothing for validation: {cause}; {failure}. {next_step} {remedy}."
+    if rule.val_files:
+        remedy = "other files in --val-input"
+    return f"There is nothing for validation, which takes {rule.describe()}; {failure}. {next_step} {remedy}."
 
 
 def _rounded(count: int) -> int:
