@@ -87,10 +87,8 @@ class Running:
         if job.config.mix is not None:
             before, val_files = [one.tokens for one in taken], job.output.split_rule.val_files
             mixer = Mixer(job.config.mix, starts, before, eot_first=job.layout.eot_first, val_files=val_files)
-            listings, choose = (
-                job.source.listings(starts),
-                partial(choose_listing, mixer, job.config.mix.weights, taken),
-            )
+            listings = job.source.listings(starts)
+            choose = partial(choose_listing, mixer, job.config.mix.weights, taken)
         # on_idle records what is written even while no blocks come: an outage may be long.
         encoding = self.executor.encode(listings, on_idle, wanted_tokens, choose)
         with contextlib.closing(encoding) as encoded:
