@@ -334,7 +334,6 @@ def _text_key(target: AnyPath | None, settings: Mapping[str, Any]) -> str | None
 
 
 def _mixed_words(number: int, part: Mapping[str, Any]) -> str:
-    """Return a folder to mix as a value of `--mix`."""
     given = {name: value for name, value in part.items() if value is not None}
     if {"folder", "weight"} - given.keys() or given.keys() - MixedFolder.__annotations__:
         hint = "Each part needs a folder and a weight, and may have epochs."

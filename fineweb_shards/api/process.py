@@ -103,7 +103,6 @@ class CommandProcess:
             self._events.put((stream, ""))
 
     def _feed(self, documents: Iterator[str], on_event: OnEvent) -> None:
-        """Write documents to the process as fast as it reads them."""
         pipe = self._process.stdin
         assert pipe is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended; its error says why

@@ -73,7 +73,6 @@ def run_build(options: argparse.Namespace) -> None:
 
 
 def summary_lines(outcome: Outcome) -> list[str]:
-    """Return the result as lines for people: where the shards are, what they contain, how to load them."""
     job, manifest, run = outcome.job, outcome.manifest, outcome.run
     memory = f"{'memory':<10} peak {show_bytes(manifest.peak_memory_bytes)}, all processes together"
     notes = [
@@ -175,7 +174,6 @@ def run_plan(options: argparse.Namespace) -> None:
 
 
 def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
-    """Return the whole plan as lines; the `verdict` says what a build would do in this folder."""
     rows = plan_rows(plan)
     if plan.job.config.executor == "ray":
         rows = [row for row in rows if row[0] != "machine"]  # which is this machine

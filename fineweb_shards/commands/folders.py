@@ -87,9 +87,7 @@ def _progress_of(options: argparse.Namespace) -> TokensOnScreen:
 
 def add_status_flags(parser: argparse.ArgumentParser) -> None:
     add_folder(parser)
-    parser.add_argument(
-        "--watch", action="store_true", help="keep showing it until the run ends; if no build has started, wait for one"
-    )
+    parser.add_argument("--watch", action="store_true", help="show it until the run ends; wait for one to begin")
 
 
 def run_status(options: argparse.Namespace) -> int:
@@ -183,9 +181,7 @@ def _export_config(options: argparse.Namespace) -> Config:
             raise UsageError(f"--mix {folder}: unknown key {found[1]!r}.", "Write DIR=WEIGHT or DIR=WEIGHT,epochs=N.")
     if len(parts) == 1:
         folder = parts[0]["input"][0]
-        raise UsageError(
-            f"--mix {folder}: a mix needs several folders.", "Name each with its own --mix, or copy one without --mix."
-        )
+        raise UsageError(f"--mix {folder}: a mix needs several folders.", "Name each with its own --mix.")
     has_shuffle = given["shuffle"] is not None
     for name, needed in (("mix_until", "--mix"), ("max_tokens", "--mix or --shuffle")):
         if given[name] is not None and not parts and not (has_shuffle and name == "max_tokens"):

@@ -148,7 +148,6 @@ def statistics_json(target: Target, found: TokenStatistics) -> dict[str, Any]:
 
 
 def match_line(match: Match) -> str:
-    """Return a line for a match: the document's number, and the text around it."""
     before, after = safe_text(match.before, 200)[-40:], safe_text(match.after, 40)
     # `safe_text` strips the white space around the match.
     before += " " if match.before[-1:].isspace() else ""
@@ -159,7 +158,6 @@ def match_line(match: Match) -> str:
 
 
 def _histogram_lines(found: TokenStatistics) -> list[str]:
-    """Return the histogram of document lengths, in powers of two, as lines with bars."""
     used = [bucket for bucket, documents in enumerate(found.lengths) if documents]
     if not used:
         return ["no documents"]

@@ -133,7 +133,6 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def make_parsers(names: Iterable[str]) -> tuple[CommandParser, dict[str, CommandParser]]:
-    """Return the command's parser, and the named subcommands' parsers with their flags."""
     parser = CommandParser(
         prog=PROGRAM,
         description="Text to token shards for GPT trainers: exact, bounded in memory, resumable, fast.",

@@ -249,7 +249,6 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progr
 def _write_piles(
     job: ExportJob, config: Config, manifest: Manifest, plane: DataPlane, disk: Disk, advance: Callable[[int], None]
 ) -> Manifest:
-    """Make the first pass of a shuffle; return the manifest with its piles."""
     if manifest.piles is None:
         manifest = shuffle.begin_piles(job.spec, manifest, job.tokens)
     assert manifest.piles is not None

@@ -55,7 +55,6 @@ class Forecast:
         return min(ended)[1] if ended else None
 
     def shares(self) -> tuple[float | None, ...]:
-        """Return each part's share of all tokens."""
         total = sum(filter(None, self.taken))
         return tuple(None if one is None or None in self.taken else one / max(1, total) for one in self.taken)
 
@@ -164,10 +163,8 @@ def make_plan(
     extents = tuple(part.val + part.train for part in parts)
     rows = [row for part in parts for row in part.separator_rows]
     texts = [text for part in parts for text in part.first_documents]
-    speed = (tokens / seconds if seconds else 0.0) * job.budget.workers * _PARALLEL_EFFICIENCY
-    return Plan(
-        job, extent, extents, forecast, rows, texts, speed or None, read_bytes, to_fetch, done_tokens, piles=piles
-    )
+    speed = (tokens / seconds if seconds else 0.0) * job.budget.workers * _PARALLEL_EFFICIENCY or None
+    return Plan(job, extent, extents, forecast, rows, texts, speed, read_bytes, to_fetch, done_tokens, piles=piles)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,6 @@ def plan_warnings(plan: Plan) -> list[str]:
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return rows about the input, the tokens, the files that are made of them, and the machine."""
     return [*_input_rows(plan), *_tokenizer_rows(plan.job), *_output_rows(plan), _machine_row(plan)]
 
 

@@ -80,9 +80,7 @@ def _read_file(path: Path) -> tuple[bytes, str]:
         if path.is_dir():
             inside = next((path / name for name in _FILE_NAMES if (path / name).is_file()), None)
             if inside is None:
-                raise UsageError(
-                    f"--tokenizer {path}: the folder has none of {', '.join(_FILE_NAMES)}.", "Name a file in it."
-                )
+                raise UsageError(f"--tokenizer {path}: it has none of {', '.join(_FILE_NAMES)}.", "Name a file.")
             path = inside
         if path.stat().st_size > _LARGEST_BYTES:
             raise UsageError(f"--tokenizer {path}: too large for a tokenizer.", "Is it a model's weights?")
