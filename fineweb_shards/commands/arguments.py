@@ -175,10 +175,8 @@ def read_config(options: argparse.Namespace) -> Config:
         name = configs[0]
         if config is not None or len(targets) > 1:
             other = next((word for word in targets if word is not name), f"--config {config}")
-            raise UsageError(
-                f"{name} {other}: a sample or TOML file must be the only target.",
-                f"To read other files with its settings: {name} --input PATH",
-            )
+            hint = f"To read other files with its settings: {name} --input PATH"
+            raise UsageError(f"{name} {other}: a sample or TOML file must be the only target.", hint)
         if name in bundled_configs() and Path(name).exists() and not is_build_folder(Path(name)):
             LineScreen().warn(f"note: {name} means the sample; to use the file or folder here, write ./{name}")
         config, targets = name, []

@@ -38,9 +38,7 @@ def add_build_flags(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser)
     add_fresh_flags(parser)
     parser.add_argument(
-        "--same-source",
-        action="store_true",
-        help="the input was copied: accept other modification times and ETags when resuming",
+        "--same-source", action="store_true", help="the input was copied: accept other times and ETags when resuming"
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="show errors and the result only")

@@ -75,10 +75,8 @@ class Outcome:
                 "without a shard.",
                 "Leave it out, or choose --mix-until all-exhausted; start over with --fresh.",
             )
-        raise InputError(
-            "The input has no documents, or none was kept, so there is no shard.",
-            "Check what --input or --dataset names, --where, --sample and the limits; then start over with --fresh.",
-        )
+        hint = "Check what --input or --dataset names, --where, --sample and the limits; then start over with --fresh."
+        raise InputError("The input has no documents, or none was kept, so there is no shard.", hint)
 
 
 def build(

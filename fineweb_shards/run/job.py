@@ -149,10 +149,8 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
     layout = get_layout(config.layout)
     shard_tokens, drop = config.shard_tokens or DEFAULT_SHARD_TOKENS, config.last_shard == "drop"
     if drop and layout.one_file:
-        raise UsageError(
-            f"--last-shard drop: --layout {layout.name} has no last shard, only one file per split.",
-            "Leave it out, or choose a layout with shards.",
-        )
+        hint = "Leave it out, or choose a layout with shards."
+        raise UsageError(f"--last-shard drop: --layout {layout.name} has no last shard, only one file per split.", hint)
     most_tokens = layout.most_tokens(layout.dtype(vocabulary))
     if most_tokens is not None and shard_tokens > most_tokens:
         raise UsageError(
@@ -348,10 +346,8 @@ def _refuse_files_without_columns(config: Config, source: Source) -> None:
             ("--tokens-column", config.tokens_column, entry.has_ids, "lists of ids"),
         ):
             if value is not None and not has_it:
-                raise UsageError(
-                    f"{flag} {value}: {file.path} is {kind}, which has no {what}.",
-                    "Name only parquet files and JSON lines; add --format jsonl if it holds JSON lines.",
-                )
+                hint = "Name only parquet files and JSON lines; add --format jsonl if it holds JSON lines."
+                raise UsageError(f"{flag} {value}: {file.path} is {kind}, which has no {what}.", hint)
 
 
 def pinned_commit(config: Config, recorded: InputPart | None, *, has_work: bool) -> str | None:

@@ -26,6 +26,8 @@ from fineweb_shards.watching.mix_shares import share_rows, shares_in
 from fineweb_shards.watching.run_files import PartShare
 from fineweb_shards.watching.status import describe_shuffle
 
+Lines = Sequence[str]
+
 _MOST_EXPECTED_FILES = 20_000
 
 
@@ -166,12 +168,7 @@ def _rounded(count: int) -> int:
 
 
 def result_lines(
-    spec: OutputSpec,
-    manifest: Manifest,
-    *,
-    facts: Sequence[str] = (),
-    notes: Sequence[str] = (),
-    closing: Sequence[str] = (),
+    spec: OutputSpec, manifest: Manifest, *, facts: Lines = (), notes: Lines = (), closing: Lines = ()
 ) -> list[str]:
     """Return lines about the files and how to load them; warnings come last, where people notice them."""
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))

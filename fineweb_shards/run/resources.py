@@ -98,10 +98,8 @@ def plan_budget(
     if fitting < 1:
         needed = reserved + worker_bytes + least_window * COPIES
         found = "A memory budget of" if max_memory is None else "--max-memory"
-        raise UsageError(
-            f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.",
-            "Give more, such as --max-memory 2GiB, close other programs, or use a smaller --batch-bytes.",
-        )
+        hint = "Give more, such as --max-memory 2GiB, close other programs, or use a smaller --batch-bytes."
+        raise UsageError(f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.", hint)
     window = (memory - reserved - fitting * worker_bytes) // COPIES
     useful = max(MAXIMUM_WINDOW_BYTES, least_window, fitting * _BATCHES_PER_WORKER * batch_bytes)
     return Budget(fitting, memory, min(window, useful), workers)

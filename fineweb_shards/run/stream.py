@@ -75,11 +75,7 @@ class Running:
 
     @contextlib.contextmanager
     def open_stream(
-        self,
-        starts: Cursors,
-        taken: tuple[Taken, ...],
-        on_idle: Callable[[], None],
-        wanted_tokens: Callable[[], int | None],
+        self, starts: Cursors, taken: Sequence[Taken], on_idle: Callable[[], None], wanted: Callable[[], int | None]
     ) -> Iterator[Iterator[Section]]:
         """Yield the sections of the stream from `starts` on. A mix had `taken` this much of each part before."""
         job, mixer = self.job, None
@@ -90,7 +86,7 @@ class Running:
             listings = job.source.listings(starts)
             choose = partial(choose_listing, mixer, job.config.mix.weights, taken)
         # on_idle records what is written even while no blocks come: an outage may be long.
-        encoding = self.executor.encode(listings, on_idle, wanted_tokens, choose)
+        encoding = self.executor.encode(listings, on_idle, wanted, choose)
         with contextlib.closing(encoding) as encoded:
             told = report_problems(encoded, job, self._quarantined, self.disk, self.progress)
             mended = mend_seams(told, partial(make_mender, job.vocabulary))
