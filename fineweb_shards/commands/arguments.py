@@ -113,13 +113,9 @@ def check_subcommand(words: Sequence[str], subcommands: Collection[str]) -> None
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say what to build: TARGET, --config, and a flag for every field of Config."""
-    parser.add_argument(
-        "targets",
-        metavar="TARGET",
-        nargs="*",
-        help="a sample (" + ", ".join(bundled_configs()) + "), a TOML file (.toml), or input: files, "
-        "folders, globs. A sample's name always means the sample; write ./NAME for a path of that name",
-    )
+    text = f"a sample ({', '.join(bundled_configs())}), a TOML file (.toml), or input: files, folders, globs. "
+    text += "A sample's name always means the sample; write ./NAME for a path of that name"
+    parser.add_argument("targets", metavar="TARGET", nargs="*", help=text)
     parser.add_argument("--config", metavar="FILE", help="a TOML file or a sample; flags override it")
     for title, names in SETTING_GROUPS.items():
         add_setting_flags(parser.add_argument_group(title), names)
@@ -234,7 +230,7 @@ def _check_exists(word: str) -> None:
     if word == "-" or os.path.lexists(path) or glob.has_magic(word) or "{stdlib}" in word:
         return
     if path.name == word and not path.suffix:
-        hint = suggest(word, bundled_configs(), samples_hint())
+        hint = suggest(word, bundled_configs(), f"The samples are {', '.join(bundled_configs())}.")
         raise InputError(f"{word}: no such sample, file or folder.", hint)
     if _DATASET.fullmatch(word) and not path.suffix:
         hint = f"If it is a dataset on the Hugging Face hub: --dataset {word}"
@@ -249,9 +245,5 @@ def find_config(text: str) -> Path:
     if os.path.isfile(path):
         return path
     here = {str(other) for other in path.parent.glob("*.toml") if other.name != "pyproject.toml"}
-    hint = suggest(text, {*here, *bundled_configs()}, samples_hint())
+    hint = suggest(text, {*here, *bundled_configs()}, f"The samples are {', '.join(bundled_configs())}.")
     raise UsageError(f"--config {text}: no such TOML file or sample.", hint)
-
-
-def samples_hint() -> str:
-    return f"The samples are {', '.join(bundled_configs())}."

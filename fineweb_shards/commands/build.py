@@ -37,9 +37,8 @@ _OUTAGE_SECONDS = 20
 def add_build_flags(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser)
     add_fresh_flags(parser)
-    parser.add_argument(
-        "--same-source", action="store_true", help="the input was copied: accept other times and ETags when resuming"
-    )
+    text = "the input was copied: accept other modification times and ETags when resuming"
+    parser.add_argument("--same-source", action="store_true", help=text)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="show errors and the result only")
     shown.add_argument("--json", action="store_true", help="progress and result as JSON lines, for programs")

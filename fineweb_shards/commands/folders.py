@@ -47,13 +47,8 @@ _OTHER_KEY = re.compile(r"=[\d.]+%?,([^=,/]+)$")  # what is left in place of a f
 
 def add_folder(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     """Add the argument that names an output folder, by its path or by the config it was built with."""
-    parser.add_argument(
-        "folder",
-        metavar="DIR",
-        nargs=nargs,
-        type=read_store,
-        help="output folder of a build (also s3://…), or the sample or TOML file it was built with",
-    )
+    text = "output folder of a build (also s3://…), or the sample or TOML file it was built with"
+    parser.add_argument("folder", metavar="DIR", nargs=nargs, type=read_store, help=text)
 
 
 add_verify_flags = add_folder
@@ -109,8 +104,7 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(options: argparse.Namespace) -> None:
-    """Write the report and print its path. The page about a folder in a bucket goes into that folder's scratch folder
-    on this machine, where a build also has it, so that read access is enough."""
+    """Write the report and print its path. That of a bucket is in its scratch folder, so that read access is enough."""
     store: Store = options.folder
     path = report_path(scratch_folder(store.location, "")) if store.is_remote else None
     path = write_report(store, path=path)
@@ -121,14 +115,9 @@ def run_report(options: argparse.Namespace) -> None:
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
     add_folder(parser, nargs="?")
-    parser.add_argument(
-        "--mix",
-        action="append",
-        type=as_argument(parse_mixed),
-        metavar="DIR=W[,epochs=N]",
-        help="instead of DIR, once for each folder: mix the documents of finished folders by tokens, in proportion to "
-        "their weights, such as 7, 0.7 or 70%%",
-    )
+    text = "instead of DIR, once for each folder: mix the documents of finished folders by tokens, in proportion to "
+    text += "their weights, such as 7, 0.7 or 70%%"
+    parser.add_argument("--mix", action="append", type=as_argument(parse_mixed), metavar="DIR=W[,epochs=N]", help=text)
     add_setting_flags(parser, EXPORT_SETTINGS)
     add_fresh_flags(parser)
 

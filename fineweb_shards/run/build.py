@@ -45,10 +45,6 @@ from fineweb_shards.watching.run_files import EventLog, RunRecord, current_invoc
 from fineweb_shards.watching.screen import Screen, WaitsOnScreen
 from fineweb_shards.writing.placement import Output, begin_output, make_packer
 
-# Memory of a Ray cluster that a run starts on this machine, per byte of text in flight: unwritten tokens may fill half
-# of it.
-_STORE_COPIES = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -247,7 +243,8 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
 
     return RayExecutor(
         spec,
-        Cluster(config.ray_address, budget.workers, _STORE_COPIES * budget.window_bytes, observer),
+        # Unwritten tokens may fill half of the memory of a cluster that is started here.
+        Cluster(config.ray_address, budget.workers, 2 * budget.window_bytes, observer),
         out=output.store.location,
         shared_folder=output.store.grows_in_place,
         scratch=config.pile_folder.parent.parent if config.has_own_pile_folder else None,

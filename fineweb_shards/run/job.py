@@ -137,9 +137,8 @@ def make_job(config: Config, store: Store, *, begun: Manifest | None = None, obs
     val_files = tuple(part.val_files for part in parts)
     if any(val_files):
         output = replace(output, split_rule=SplitRule(val_files=val_files))
-    trial = None
-    if not definition.data and config.encodes:
-        trial = try_engines(config.engine, definition.vocabulary)
+    encodes_gpt2 = config.encodes and not definition.data
+    trial = try_engines(config.engine, definition.vocabulary) if encodes_gpt2 else None
     return Job(config, output, definition, Parts(tuple(parts)), budget, trial, tuple(opener.notes))
 
 
@@ -167,15 +166,11 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
     """Return the folder's manifest, checked against this job, or a new one, without versions yet."""
     config = job.config
     settings, _ = divide_settings(config.fingerprint())
-    parts = tuple(
-        InputPart(
-            divide_settings(own.fingerprint())[1],
-            files_to_json(part.files),
-            part.settings.hub.commit if part.settings.hub else None,
-        )
-        for own, part in zip(config.part_configs, job.source.parts, strict=True)
-    )
-    new = Manifest(settings, parts, {}, vocabulary=job.vocabulary, index=config.index)
+    parts = []
+    for own, part in zip(config.part_configs, job.source.parts, strict=True):
+        commit = part.settings.hub.commit if part.settings.hub else None
+        parts.append(InputPart(divide_settings(own.fingerprint())[1], files_to_json(part.files), commit))
+    new = Manifest(settings, tuple(parts), {}, vocabulary=job.vocabulary, index=config.index)
 
     def check(recorded: Manifest) -> None:
         check_resumed_settings(recorded, new)
@@ -215,9 +210,8 @@ def resume_manifest(store: Store, layout: Layout, new: Manifest, check: Callable
 
 
 def find_earlier_outputs(open_bucket: OpenBucket) -> Callable[[str], bool]:
-    """Return a function that tells whether a path or address is one of our manifests, or a shard or sidecar beside one:
-    otherwise a manifest would be read as JSON lines, and shards with a given format as text. Each folder's manifest is
-    read at most once, and only if a file has such a name."""
+    """Return a function that tells whether a path or address is one of our manifests, or a shard or sidecar beside one,
+    which would be read as JSON lines or text. Each folder's manifest is read at most once."""
 
     @cache
     def is_ours(folder: str) -> bool:

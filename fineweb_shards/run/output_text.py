@@ -119,8 +119,7 @@ def empty_part_error(rule: MixRule | None, shares: Sequence[PartShare]) -> Input
 
 
 def stray_warnings(store: Store, layout: Layout, finished: Collection[str] | None = None) -> list[str]:
-    """Warn about files that the reader would take for shards: those of other programs and, if the names of all finished
-    files are given, shards missing from them."""
+    """Warn about files that the reader would take for shards, but that are not ours, or not `finished`."""
     is_ours = layout.owns if finished is None else finished.__contains__
     opened = [name for name in sorted(store.list_names()) if layout.opens(name) or layout.owns(name)]
     strays = [name for name in opened if not is_ours(name)]

@@ -119,11 +119,8 @@ def make_plan(
     job: Job, *, trial_seconds: float, start: Cursors = (), done_tokens: int = 0, piles: PileState | None = None
 ) -> Plan:
     """Sample the input and make a plan. With `trial_seconds` above 0, as for `plan`, also measure the speed and read
-    every footer; the estimates are the same as for `build`, which passes 0.
-
-    `start` is where the run will begin, after `done_tokens` in shards: nothing before it is fetched from the hub.
-    `piles` are those of a shuffle whose first pass has begun.
-    """
+    every footer; the estimates are the same as for `build`, which passes 0. `start` is where the run will begin, after
+    `done_tokens` in shards. `piles` are those of a shuffle whose first pass has begun."""
     config = job.config
     with contextlib.closing(job.source.reopened()) as source:
         opened, starts = replace(job, source=source), start or source.starts

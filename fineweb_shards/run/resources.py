@@ -74,9 +74,8 @@ def plan_budget(
 ) -> Budget:
     """Divide the memory among the workers, and reduce their number if it is not enough for all.
 
-    Memory is reserved for one long document that is not cut, not for one per worker: they are rare, and there would be
-    few workers left. If several come at once, the memory guard holds the others back. `upload_bytes` is what a worker
-    needs to send a shard to a bucket.
+    Memory is reserved for one long document that is not cut, not for one per worker: they are rare, and the memory
+    guard holds others back. `upload_bytes` is what a worker needs to send a shard to a bucket.
     """
     if max_memory is None:
         useful = max(MAXIMUM_BUDGET_BYTES, usable_cores() * BUDGET_BYTES_PER_CORE)
@@ -103,9 +102,6 @@ def plan_budget(
     window = (memory - reserved - fitting * worker_bytes) // COPIES
     useful = max(MAXIMUM_WINDOW_BYTES, least_window, fitting * _BATCHES_PER_WORKER * batch_bytes)
     return Budget(fitting, memory, min(window, useful), workers)
-
-
-_ESTIMATE_TOLERANCE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +151,7 @@ def check_needs(needs: Iterable[DiskNeed], spec: OutputSpec, *, exact: bool, has
     about, remark = ("", "") if exact else ("about ", " (an estimate)")
     for need in needs:
         needed, free = need.size_bytes, need.free_bytes
-        if free >= (needed if exact else needed * _ESTIMATE_TOLERANCE):
+        if free >= (needed if exact else 0.9 * needed):
             continue
         place = "--out or --scratch" if need.pile_bytes else "--out"
         if spec.store.is_remote or need.folder != spec.folder:

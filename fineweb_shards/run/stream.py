@@ -129,8 +129,7 @@ def choose_listing(
     mixer: Mixer, weights: Sequence[int], taken: Sequence[Taken], lanes: Mapping[int, Lane]
 ) -> tuple[int, bool]:
     """Return the part of a mix to read next: the one that the mix waits for, if none of its batches are under way
-    (True), else the one that will run short first (False). `taken` is what the mix had taken when this run began. This
-    affects only how much must be held, never the order."""
+    (True), else the one that will run short first (False). This affects only how much is held, never the order."""
     awaited, known = mixer.next_part, mixer.known_tokens
     if awaited in lanes and not lanes[awaited].waiting_bytes:
         return awaited, True
