@@ -141,20 +141,20 @@ def run_export(options: argparse.Namespace) -> None:
         done = export(job, config, fresh=fresh, yes=yes, say=screen.warn, observer=observer, progress=progress)
         if config.verify and done.seconds:
             progress.begin(State.VERIFYING, done.manifest.tokens)
-            check_folder(done.spec.store, screen.warn, lambda record: progress.add(record.tokens))
+            check_folder(job.spec.store, screen.warn, lambda record: progress.add(record.tokens))
     interrupts.work_is_done()
     first = "Nothing to do: the export exists already."
     if options.json:
         if options.for_library and not done.seconds:
             JsonScreen().say(first)
-        values = {**folder_values(done.spec.store, done.manifest), "new_tokens": done.new_tokens}
-        warnings = output_warnings(done.spec, done.manifest)
+        values = {**folder_values(job.spec.store, done.manifest), "new_tokens": done.new_tokens}
+        warnings = output_warnings(job.spec, done.manifest)
         put_json({"event": "result", **values, "seconds": round(done.seconds, 3), "warnings": warnings})
         return
     if done.seconds:
-        speed = show_bytes(done.spec.shard_format.size_bytes(done.new_tokens) / max(done.seconds, 1e-9))
+        speed = show_bytes(job.spec.shard_format.size_bytes(done.new_tokens) / max(done.seconds, 1e-9))
         first = f"Done in {show_seconds(done.seconds)}, {speed}/s."
-    print_result(first, *result_lines(done.spec, done.manifest))
+    print_result(first, *result_lines(job.spec, done.manifest))
 
 
 def _export_config(options: argparse.Namespace) -> Config:

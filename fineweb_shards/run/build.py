@@ -257,8 +257,7 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
 
 def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     """Make and show the plan of the rest, or refuse it; return the manifest with the number of digits in file names."""
-    start, done = manifest.input_end, manifest.tokens
-    plan = make_plan(job, trial_seconds=0, start=start, done_tokens=done, piles=manifest.piles)
+    plan = make_plan(job, trial_seconds=0, start=manifest.input_end, done_tokens=manifest.tokens, piles=manifest.piles)
     if error := split_error(plan):
         raise error
     lines = short_lines(plan)

@@ -49,7 +49,7 @@ def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
             name, items = next(iter(lists.items()))
             hint = f"Set it for each part, as in --part 'input=PATH {name}=2'."
             raise UsageError(f"There are {len(items)} --{name}, but the input has only one part.", hint)
-        if len({*map(len, lists.values())}) > 1:
+        if len({len(items) for items in lists.values()}) > 1:
             counts = " and ".join(f"{len(items)} --{name}" for name, items in lists.items())
             raise UsageError(f"There are {counts}.", "Give each flag once, or once per part.")
         rows = zip(*lists.values(), strict=True)

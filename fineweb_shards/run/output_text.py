@@ -171,8 +171,7 @@ def result_lines(
 ) -> list[str]:
     """Return lines about the files and how to load them; warnings come last, where people notice them."""
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
-    kind = "files" if spec.layout.one_file else "shards"
-    val = tokens_of(manifest.shards, "val")
+    kind, val = "files" if spec.layout.one_file else "shards", tokens_of(manifest.shards, "val")
     of_them = "" if spec.split_rule.counts_tokens else f", {val:,} of them for validation"
     return [
         f"{'folder':<10} {spec.store.location}",
