@@ -166,8 +166,8 @@ class InputSample:
 
     def show_documents(self) -> list[str]:
         """Return the beginnings of some documents; decoded tokens show whether the vocabulary is right."""
-        vocabulary = self.job.vocabulary
-        return self.first_documents or [decode(one, vocabulary).decode("utf-8", "replace") for one in self.first_tokens]
+        decoded = (decode(tokens, self.job.vocabulary) for tokens in self.first_tokens)
+        return self.first_documents or [data.decode("utf-8", "replace") for data in decoded]
 
     def _measure(self, seconds: float) -> MeasuredSample:
         """Encode as much of the sample as `seconds` allow (a little if 0); if it is tokens, count them."""
