@@ -157,9 +157,8 @@ def run_plan(options: argparse.Namespace) -> None:
         plan = make_plan(job.with_engine(Path(scratch)), trial_seconds=1.0, **rest)
     if begins and (refusal := split_error(plan)):
         manifest, begins = None, False
-    proposal = "" if has_out else f"; choose the folder with --out {config.out}"
     verdict = verdict_on(manifest, held=held)
-    lines = plan_lines(plan, verdict + proposal)
+    lines = plan_lines(plan, verdict + ("" if has_out else f"; choose the folder with --out {config.out}"))
     if options.json and (held or refusal is None):
         put_json({"event": "result", **plan_values(plan), "verdict": verdict, "text": "\n".join(lines)})
     elif not options.json:

@@ -111,10 +111,8 @@ def _tokenizer_rows(job: Job) -> Iterator[tuple[str, str]]:
     names = {number: name for name, number in job.definition.special_tokens.items()}
     name = printable(names.get(vocabulary.eot, ""))
     eot = f"{name} ({vocabulary.eot})" if name else str(vocabulary.eot)
-    yield (
-        "tokenizer",
-        f"{printable(vocabulary.name)}: {vocabulary.size:,} ids ({job.output.shard_format.dtype.name}), EOT {eot}",
-    )
+    dtype = job.output.shard_format.dtype.name
+    yield "tokenizer", f"{printable(vocabulary.name)}: {vocabulary.size:,} ids ({dtype}), EOT {eot}"
     if engine and engine.name == vocabulary.reference and job.trial and job.trial.refusals:
         why = printable("; ".join(job.trial.refusals))
         yield "engine", f"{engine.name} itself, which is slow: {why}"
