@@ -84,7 +84,6 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _mix_rows(plan: Plan, rule: MixRule) -> Iterator[tuple[str, str]]:
-    """Yield when a mix ends, and how much it takes from each part."""
     forecast, first = plan.forecast, plan.forecast.first_end
     end_of_mix = "until all parts run out" if rule.until_all else "until a part runs out"
     if forecast.cut:
