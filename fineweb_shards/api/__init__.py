@@ -187,10 +187,8 @@ def _is_documents(value: object) -> TypeGuard[Documents]:
     paths = list(value) if isinstance(value, (list, tuple)) else [value]
     if all(isinstance(path, (str, PathLike)) for path in paths):
         if any(str(path) == STANDARD_INPUT for path in paths):
-            raise UsageError(
-                f"input={STANDARD_INPUT!r}: standard input belongs to your program.",
-                "Pass documents, such as input=iter(sys.stdin) for one per line.",
-            )
+            hint = "Pass documents, such as input=iter(sys.stdin) for one per line."
+            raise UsageError(f"input={STANDARD_INPUT!r}: standard input belongs to your program.", hint)
         if not paths:
             raise UsageError("input is an empty list.", "Name files, or leave it out.")
         return False
@@ -334,7 +332,6 @@ def _text_key(target: AnyPath | None, settings: Mapping[str, Any]) -> str | None
 
 
 def _mixed_words(number: int, part: Mapping[str, Any]) -> str:
-    """Return a folder to mix as a value of `--mix`."""
     given = {name: value for name, value in part.items() if value is not None}
     if {"folder", "weight"} - given.keys() or given.keys() - MixedFolder.__annotations__:
         hint = "Each part needs a folder and a weight, and may have epochs."

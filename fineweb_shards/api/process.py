@@ -103,7 +103,6 @@ class CommandProcess:
             self._events.put((stream, ""))
 
     def _feed(self, documents: Iterator[str], on_event: OnEvent) -> None:
-        """Write documents to the process as fast as it reads them."""
         pipe = self._process.stdin
         assert pipe is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended; its error says why
@@ -174,7 +173,12 @@ class CommandProcess:
             return [self._result]
         code = self._process.returncode
         if code in _ANSWERS and (self._printed or not self._complaints):
-            return _parse_objects("".join(self._printed))
+            objects, decoder, text = [], json.JSONDecoder(), "".join(self._printed).strip()
+            while text:
+                value, end = decoder.raw_decode(text)
+                objects.append(value)
+                text = text[end:].lstrip()
+            return objects
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise self._noted(WorkerError(f"The command's process {how}."))
 
@@ -197,12 +201,3 @@ def in_python(text: str) -> str:
         return f"{name}={found['number'].replace(',', '_')}" if found["number"] else name
 
     return _FLAG.sub(rename, text)
-
-
-def _parse_objects(text: str) -> list[dict[str, Any]]:
-    objects, decoder, text = [], json.JSONDecoder(), text.strip()
-    while text:
-        value, end = decoder.raw_decode(text)
-        objects.append(value)
-        text = text[end:].lstrip()
-    return objects

@@ -100,30 +100,22 @@ class CommandParser(argparse.ArgumentParser):
 
 def check_subcommand(words: Sequence[str], subcommands: Collection[str]) -> None:
     """Raise UsageError if the first word is no subcommand, and suggest what was probably meant."""
+    word = words[0] if words else ""
+    if word in subcommands or word.partition("=")[0] in ("-h", "--help", "--version"):
+        return
     hint = f"Use one of {', '.join(subcommands)}; for example `{PROGRAM} build demo`."
-    if not words:
-        raise UsageError("The subcommand is missing.", hint)
-    word = words[0]
-    if word.startswith("-"):
-        if word.partition("=")[0] not in ("-h", "--help", "--version"):
-            raise UsageError(f"{word}: the subcommand comes first.", hint)
-    elif word not in subcommands:
-        if match := closest(word, subcommands):
-            hint = f"Did you mean `{PROGRAM} {match}`?"
-        elif word in bundled_configs():
-            hint = f"Did you mean `{PROGRAM} build {word}`?"
-        raise UsageError(f"{word}: unknown subcommand.", hint)
+    if match := closest(word, subcommands):
+        hint = f"Did you mean `{PROGRAM} {match}`?"
+    elif word in bundled_configs():
+        hint = f"Did you mean `{PROGRAM} build {word}`?"
+    raise UsageError(f"{word}: unknown subcommand." if word else "The subcommand is missing.", hint)
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say what to build: TARGET, --config, and a flag for every field of Config."""
-    parser.add_argument(
-        "targets",
-        metavar="TARGET",
-        nargs="*",
-        help="a sample (" + ", ".join(bundled_configs()) + "), a TOML file (.toml), or input: files, "
-        "folders, globs. A sample's name always means the sample; write ./NAME for a path of that name",
-    )
+    text = f"a sample ({', '.join(bundled_configs())}), a TOML file (.toml), or input: files, folders, globs. "
+    text += "A sample's name always means the sample; write ./NAME for a path of that name"
+    parser.add_argument("targets", metavar="TARGET", nargs="*", help=text)
     parser.add_argument("--config", metavar="FILE", help="a TOML file or a sample; flags override it")
     for title, names in SETTING_GROUPS.items():
         add_setting_flags(parser.add_argument_group(title), names)
@@ -179,10 +171,8 @@ def read_config(options: argparse.Namespace) -> Config:
         name = configs[0]
         if config is not None or len(targets) > 1:
             other = next((word for word in targets if word is not name), f"--config {config}")
-            raise UsageError(
-                f"{name} {other}: a sample or TOML file must be the only target.",
-                f"To read other files with its settings: {name} --input PATH",
-            )
+            hint = f"To read other files with its settings: {name} --input PATH"
+            raise UsageError(f"{name} {other}: a sample or TOML file must be the only target.", hint)
         if name in bundled_configs() and Path(name).exists() and not is_build_folder(Path(name)):
             LineScreen().warn(f"note: {name} means the sample; to use the file or folder here, write ./{name}")
         config, targets = name, []
@@ -240,7 +230,7 @@ def _check_exists(word: str) -> None:
     if word == "-" or os.path.lexists(path) or glob.has_magic(word) or "{stdlib}" in word:
         return
     if path.name == word and not path.suffix:
-        hint = suggest(word, bundled_configs(), samples_hint())
+        hint = suggest(word, bundled_configs(), f"The samples are {', '.join(bundled_configs())}.")
         raise InputError(f"{word}: no such sample, file or folder.", hint)
     if _DATASET.fullmatch(word) and not path.suffix:
         hint = f"If it is a dataset on the Hugging Face hub: --dataset {word}"
@@ -255,9 +245,5 @@ def find_config(text: str) -> Path:
     if os.path.isfile(path):
         return path
     here = {str(other) for other in path.parent.glob("*.toml") if other.name != "pyproject.toml"}
-    hint = suggest(text, {*here, *bundled_configs()}, samples_hint())
+    hint = suggest(text, {*here, *bundled_configs()}, f"The samples are {', '.join(bundled_configs())}.")
     raise UsageError(f"--config {text}: no such TOML file or sample.", hint)
-
-
-def samples_hint() -> str:
-    return f"The samples are {', '.join(bundled_configs())}."

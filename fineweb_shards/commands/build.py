@@ -37,11 +37,8 @@ _OUTAGE_SECONDS = 20
 def add_build_flags(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser)
     add_fresh_flags(parser)
-    parser.add_argument(
-        "--same-source",
-        action="store_true",
-        help="the input was copied: accept other modification times and ETags when resuming",
-    )
+    text = "the input was copied: accept other modification times and ETags when resuming"
+    parser.add_argument("--same-source", action="store_true", help=text)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="show errors and the result only")
     shown.add_argument("--json", action="store_true", help="progress and result as JSON lines, for programs")
@@ -73,7 +70,6 @@ def run_build(options: argparse.Namespace) -> None:
 
 
 def summary_lines(outcome: Outcome) -> list[str]:
-    """Return the result as lines for people: where the shards are, what they contain, how to load them."""
     job, manifest, run = outcome.job, outcome.manifest, outcome.run
     memory = f"{'memory':<10} peak {show_bytes(manifest.peak_memory_bytes)}, all processes together"
     notes = [
@@ -161,9 +157,8 @@ def run_plan(options: argparse.Namespace) -> None:
         plan = make_plan(job.with_engine(Path(scratch)), trial_seconds=1.0, **rest)
     if begins and (refusal := split_error(plan)):
         manifest, begins = None, False
-    proposal = "" if has_out else f"; choose the folder with --out {config.out}"
     verdict = verdict_on(manifest, held=held)
-    lines = plan_lines(plan, verdict + proposal)
+    lines = plan_lines(plan, verdict + ("" if has_out else f"; choose the folder with --out {config.out}"))
     if options.json and (held or refusal is None):
         put_json({"event": "result", **plan_values(plan), "verdict": verdict, "text": "\n".join(lines)})
     elif not options.json:
@@ -175,7 +170,6 @@ def run_plan(options: argparse.Namespace) -> None:
 
 
 def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
-    """Return the whole plan as lines; the `verdict` says what a build would do in this folder."""
     rows = plan_rows(plan)
     if plan.job.config.executor == "ray":
         rows = [row for row in rows if row[0] != "machine"]  # which is this machine

@@ -47,13 +47,8 @@ _OTHER_KEY = re.compile(r"=[\d.]+%?,([^=,/]+)$")  # what is left in place of a f
 
 def add_folder(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     """Add the argument that names an output folder, by its path or by the config it was built with."""
-    parser.add_argument(
-        "folder",
-        metavar="DIR",
-        nargs=nargs,
-        type=read_store,
-        help="output folder of a build (also s3://…), or the sample or TOML file it was built with",
-    )
+    text = "output folder of a build (also s3://…), or the sample or TOML file it was built with"
+    parser.add_argument("folder", metavar="DIR", nargs=nargs, type=read_store, help=text)
 
 
 add_verify_flags = add_status_flags = add_folder
@@ -101,8 +96,7 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(options: argparse.Namespace) -> None:
-    """Write the report and print its path. The page about a folder in a bucket goes into that folder's scratch folder
-    on this machine, where a build also has it, so that read access is enough."""
+    """Write the report and print its path. That of a bucket is in its scratch folder, so that read access is enough."""
     store: Store = options.folder
     path = report_path(scratch_folder(store.location, "")) if store.is_remote else None
     path = write_report(store, path=path)
@@ -113,14 +107,9 @@ def run_report(options: argparse.Namespace) -> None:
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
     add_folder(parser, nargs="?")
-    parser.add_argument(
-        "--mix",
-        action="append",
-        type=as_argument(parse_mixed),
-        metavar="DIR=W[,epochs=N]",
-        help="instead of DIR, once for each folder: mix the documents of finished folders by tokens, in proportion to "
-        "their weights, such as 7, 0.7 or 70%%",
-    )
+    text = "instead of DIR, once for each folder: mix the documents of finished folders by tokens, in proportion to "
+    text += "their weights, such as 7, 0.7 or 70%%"
+    parser.add_argument("--mix", action="append", type=as_argument(parse_mixed), metavar="DIR=W[,epochs=N]", help=text)
     add_setting_flags(parser, EXPORT_SETTINGS)
     add_fresh_flags(parser)
 
@@ -144,20 +133,20 @@ def run_export(options: argparse.Namespace) -> None:
         done = export(job, config, fresh=fresh, yes=yes, say=screen.warn, observer=observer, progress=progress)
         if config.verify and done.seconds:
             progress.begin(State.VERIFYING, done.manifest.tokens)
-            check_folder(done.spec.store, screen.warn, lambda record: progress.add(record.tokens))
+            check_folder(job.spec.store, screen.warn, lambda record: progress.add(record.tokens))
     interrupts.work_is_done()
     first = "Nothing to do: the export exists already."
     if options.json:
         if options.for_library and not done.seconds:
             JsonScreen().say(first)
-        values = {**folder_values(done.spec.store, done.manifest), "new_tokens": done.new_tokens}
-        warnings = output_warnings(done.spec, done.manifest)
+        values = {**folder_values(job.spec.store, done.manifest), "new_tokens": done.new_tokens}
+        warnings = output_warnings(job.spec, done.manifest)
         put_json({"event": "result", **values, "seconds": round(done.seconds, 3), "warnings": warnings})
         return
     if done.seconds:
-        speed = show_bytes(done.spec.shard_format.size_bytes(done.new_tokens) / max(done.seconds, 1e-9))
+        speed = show_bytes(job.spec.shard_format.size_bytes(done.new_tokens) / max(done.seconds, 1e-9))
         first = f"Done in {show_seconds(done.seconds)}, {speed}/s."
-    print_result(first, *result_lines(done.spec, done.manifest))
+    print_result(first, *result_lines(job.spec, done.manifest))
 
 
 def _export_config(options: argparse.Namespace) -> Config:
@@ -173,9 +162,7 @@ def _export_config(options: argparse.Namespace) -> Config:
             raise UsageError(f"--mix {folder}: unknown key {found[1]!r}.", "Write DIR=WEIGHT or DIR=WEIGHT,epochs=N.")
     if len(parts) == 1:
         folder = parts[0]["input"][0]
-        raise UsageError(
-            f"--mix {folder}: a mix needs several folders.", "Name each with its own --mix, or copy one without --mix."
-        )
+        raise UsageError(f"--mix {folder}: a mix needs several folders.", "Name each with its own --mix.")
     has_shuffle = given["shuffle"] is not None
     for name, needed in (("mix_until", "--mix"), ("max_tokens", "--mix or --shuffle")):
         if given[name] is not None and not parts and not (has_shuffle and name == "max_tokens"):

@@ -38,12 +38,10 @@ def add_inspect_flags(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--document", metavar="N", type=as_argument(parse_count), help="show document N, counted from 0")
     what.add_argument("--random", action="store_true", help="show a random document")
     what.add_argument("--grep", metavar="TEXT", help="list the documents that contain TEXT")
-    what.add_argument(
-        "--token-bytes", metavar="FILE", type=Path,
-        help="write a .npy file with the number of bytes of every token id (0 for EOT), for bits per byte",
-    )  # fmt: skip
-    seed_help = "with --random: show the same document each time"
-    parser.add_argument("--seed", metavar="N", type=as_argument(parse_count), help=seed_help)
+    text = "write a .npy file with the number of bytes of every token id (0 for EOT), for bits per byte"
+    what.add_argument("--token-bytes", metavar="FILE", type=Path, help=text)
+    text = "with --random: show the same document each time"
+    parser.add_argument("--seed", metavar="N", type=as_argument(parse_count), help=text)
 
 
 def run_inspect(options: argparse.Namespace) -> None:
@@ -116,17 +114,9 @@ def statistics_lines(target: Target, found: TokenStatistics) -> list[str]:
 
 
 def statistics_json(target: Target, found: TokenStatistics) -> dict[str, Any]:
+    names = ("name", "kind", "header_bytes", "tokens")
     return {
-        "files": [
-            {
-                "name": file.name,
-                "kind": file.kind,
-                "header_bytes": file.header_bytes,
-                "dtype": file.dtype.name,
-                "tokens": file.tokens,
-            }
-            for file in target.files
-        ],
+        "files": [{**{name: getattr(file, name) for name in names}, "dtype": file.dtype.name} for file in target.files],
         "eot_first": target.eot_first,
         "tokens": found.tokens,
         "documents": found.documents,
@@ -148,7 +138,6 @@ def statistics_json(target: Target, found: TokenStatistics) -> dict[str, Any]:
 
 
 def match_line(match: Match) -> str:
-    """Return a line for a match: the document's number, and the text around it."""
     before, after = safe_text(match.before, 200)[-40:], safe_text(match.after, 40)
     # `safe_text` strips the white space around the match.
     before += " " if match.before[-1:].isspace() else ""
@@ -159,7 +148,6 @@ def match_line(match: Match) -> str:
 
 
 def _histogram_lines(found: TokenStatistics) -> list[str]:
-    """Return the histogram of document lengths, in powers of two, as lines with bars."""
     used = [bucket for bucket, documents in enumerate(found.lengths) if documents]
     if not used:
         return ["no documents"]

@@ -95,10 +95,8 @@ def run_command(arguments: list[str] | None) -> int:
     except KeyboardInterrupt:  # in a subcommand that changes nothing, so there is nothing to resume
         return 130
     except (ShardError, MemoryError, OSError) as raised:
-        error: ShardError = WorkerError("There is not enough memory.")
-        if isinstance(raised, ShardError):
-            error = raised
-        elif isinstance(raised, OSError):
+        error = raised if isinstance(raised, ShardError) else WorkerError("There is not enough memory.")
+        if isinstance(raised, OSError):
             if raised.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             error = output_error(Path(raised.filename or "A file"), raised)
@@ -133,7 +131,6 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def make_parsers(names: Iterable[str]) -> tuple[CommandParser, dict[str, CommandParser]]:
-    """Return the command's parser, and the named subcommands' parsers with their flags."""
     parser = CommandParser(
         prog=PROGRAM,
         description="Text to token shards for GPT trainers: exact, bounded in memory, resumable, fast.",

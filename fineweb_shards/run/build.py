@@ -45,10 +45,6 @@ from fineweb_shards.watching.run_files import EventLog, RunRecord, current_invoc
 from fineweb_shards.watching.screen import Screen, WaitsOnScreen
 from fineweb_shards.writing.placement import Output, begin_output, make_packer
 
-# Memory of a Ray cluster that a run starts on this machine, per byte of text in flight: unwritten tokens may fill half
-# of it.
-_STORE_COPIES = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -75,10 +71,8 @@ class Outcome:
                 "without a shard.",
                 "Leave it out, or choose --mix-until all-exhausted; start over with --fresh.",
             )
-        raise InputError(
-            "The input has no documents, or none was kept, so there is no shard.",
-            "Check what --input or --dataset names, --where, --sample and the limits; then start over with --fresh.",
-        )
+        hint = "Check what --input or --dataset names, --where, --sample and the limits; then start over with --fresh."
+        raise InputError("The input has no documents, or none was kept, so there is no shard.", hint)
 
 
 def build(
@@ -244,7 +238,8 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
 
     return RayExecutor(
         spec,
-        Cluster(config.ray_address, budget.workers, _STORE_COPIES * budget.window_bytes, observer),
+        # Unwritten tokens may fill half of the memory of a cluster that is started here.
+        Cluster(config.ray_address, budget.workers, 2 * budget.window_bytes, observer),
         out=output.store.location,
         shared_folder=not output.store.is_remote,
         scratch=config.pile_folder.parent.parent if config.has_own_pile_folder else None,
@@ -257,8 +252,7 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
 
 def announce_plan(job: Job, manifest: Manifest, progress: Progress) -> Manifest:
     """Make and show the plan of the rest, or refuse it; return the manifest with the number of digits in file names."""
-    start, done = manifest.input_end, manifest.tokens
-    plan = make_plan(job, trial_seconds=0, start=start, done_tokens=done, piles=manifest.piles)
+    plan = make_plan(job, trial_seconds=0, start=manifest.input_end, done_tokens=manifest.tokens, piles=manifest.piles)
     if error := split_error(plan):
         raise error
     lines = short_lines(plan)

@@ -348,10 +348,8 @@ class Config:
                 raise UsageError(f"--{name} {value}: only with --dataset.", hint)
         self._check_limits(_LIMITS.keys() & PART_KEYS)
         if self.epochs > 1 and (pipe := next(filter(_is_pipe, self.input), None)):
-            raise UsageError(
-                f"--epochs {self.epochs:,}: --input {pipe} can be read only once.",
-                "Write it to a file first, or leave --epochs out.",
-            )
+            hint = "Write it to a file first, or leave --epochs out."
+            raise UsageError(f"--epochs {self.epochs:,}: --input {pipe} can be read only once.", hint)
         if self.max_document_tokens is not None and self.max_document_tokens < self.min_tokens:
             raise UsageError(
                 f"--max-document-tokens {self.max_document_tokens:,} is below --min-tokens {self.min_tokens:,}.",
@@ -371,10 +369,8 @@ class Config:
         if not 0 < self.sample <= 1:
             raise UsageError(f"--sample {self.sample:g}: must be above 0 and at most 1.", "For example 0.1, or 10%.")
         if not 0 < len(self.separator) <= 64 or _is_broken(self.separator):
-            raise UsageError(
-                f"--separator {self.separator!r}: must be valid text of 1 to 64 characters.",
-                "Use blank, line, none, or the string between documents.",
-            )
+            hint = "Use blank, line, none, or the string between documents."
+            raise UsageError(f"--separator {self.separator!r}: must be valid text of 1 to 64 characters.", hint)
 
 
 def _flag(name: str) -> str:

@@ -43,17 +43,13 @@ def load_config(path: Path | None, overrides: dict[str, Any]) -> Config:
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     if lists := {name: items for name, items in lists.items() if len(items) > 1}:
         if values.get("parts"):
-            raise UsageError(
-                f"Several --{next(iter(lists))} and --part exclude each other.",
-                "Describe every part with --part and all its settings.",
-            )
+            hint = "Describe every part with --part and all its settings."
+            raise UsageError(f"Several --{next(iter(lists))} and --part exclude each other.", hint)
         if not lists.keys() - {"weight", "epochs"}:  # else each part would be the whole input
             name, items = next(iter(lists.items()))
-            raise UsageError(
-                f"There are {len(items)} --{name}, but the input has only one part.",
-                f"Set it for each part, as in --part 'input=PATH {name}=2'.",
-            )
-        if len({*map(len, lists.values())}) > 1:
+            hint = f"Set it for each part, as in --part 'input=PATH {name}=2'."
+            raise UsageError(f"There are {len(items)} --{name}, but the input has only one part.", hint)
+        if len({len(items) for items in lists.values()}) > 1:
             counts = " and ".join(f"{len(items)} --{name}" for name, items in lists.items())
             raise UsageError(f"There are {counts}.", "Give each flag once, or once per part.")
         rows = zip(*lists.values(), strict=True)

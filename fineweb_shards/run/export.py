@@ -90,7 +90,6 @@ class ExportJob:
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    spec: OutputSpec
     manifest: Manifest
     new_tokens: int
     seconds: float
@@ -161,7 +160,7 @@ def export(
         if manifest.complete:
             tidy_finished(spec.store, manifest)
             shuffle.remove_piles(spec, config)
-            return Exported(spec, manifest, 0, 0.0)
+            return Exported(manifest, 0, 0.0)
         refuse_planted_files(spec.store, index=manifest.index)
         documents = sum(source.manifest.documents for source in job.sources)
         # The length of a mix is unknown until its end.
@@ -181,7 +180,7 @@ def export(
         begin = time.monotonic()
         disk = Disk(spec.folder, config.max_outage, observer)
         result = _write(job, config, manifest, disk, progress or TokensOnScreen(Screen()))
-        return Exported(spec, result, result.tokens - manifest.tokens, time.monotonic() - begin)
+        return Exported(result, result.tokens - manifest.tokens, time.monotonic() - begin)
 
 
 def _check_same_export(now: Manifest, before: Manifest) -> None:
@@ -249,7 +248,6 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progr
 def _write_piles(
     job: ExportJob, config: Config, manifest: Manifest, plane: DataPlane, disk: Disk, advance: Callable[[int], None]
 ) -> Manifest:
-    """Make the first pass of a shuffle; return the manifest with its piles."""
     if manifest.piles is None:
         manifest = shuffle.begin_piles(job.spec, config, manifest, job.tokens)
     assert manifest.piles is not None

@@ -137,9 +137,8 @@ def make_job(config: Config, store: Store, *, begun: Manifest | None = None, obs
     val_files = tuple(part.val_files for part in parts)
     if any(val_files):
         output = replace(output, split_rule=SplitRule(val_files=val_files))
-    trial = None
-    if not definition.data and config.encodes:
-        trial = try_engines(config.engine, definition.vocabulary)
+    encodes_gpt2 = config.encodes and not definition.data
+    trial = try_engines(config.engine, definition.vocabulary) if encodes_gpt2 else None
     return Job(config, output, definition, Parts(tuple(parts)), budget, trial, tuple(opener.notes))
 
 
@@ -149,10 +148,8 @@ def output_spec(config: Config, store: Store, vocabulary: Vocabulary = GPT2) -> 
     layout = get_layout(config.layout)
     shard_tokens, drop = config.shard_tokens or DEFAULT_SHARD_TOKENS, config.last_shard == "drop"
     if drop and layout.one_file:
-        raise UsageError(
-            f"--last-shard drop: --layout {layout.name} has no last shard, only one file per split.",
-            "Leave it out, or choose a layout with shards.",
-        )
+        hint = "Leave it out, or choose a layout with shards."
+        raise UsageError(f"--last-shard drop: --layout {layout.name} has no last shard, only one file per split.", hint)
     most_tokens = layout.most_tokens(layout.dtype(vocabulary))
     if most_tokens is not None and shard_tokens > most_tokens:
         raise UsageError(
@@ -169,15 +166,11 @@ def open_manifest(job: Job, *, same_source: bool) -> Manifest:
     """Return the folder's manifest, checked against this job, or a new one, without versions yet."""
     config = job.config
     settings, _ = divide_settings(config.fingerprint())
-    parts = tuple(
-        InputPart(
-            divide_settings(own.fingerprint())[1],
-            files_to_json(part.files),
-            part.settings.hub.commit if part.settings.hub else None,
-        )
-        for own, part in zip(config.part_configs, job.source.parts, strict=True)
-    )
-    new = Manifest(settings, parts, {}, vocabulary=job.vocabulary, index=config.index)
+    parts = []
+    for own, part in zip(config.part_configs, job.source.parts, strict=True):
+        commit = part.settings.hub.commit if part.settings.hub else None
+        parts.append(InputPart(divide_settings(own.fingerprint())[1], files_to_json(part.files), commit))
+    new = Manifest(settings, tuple(parts), {}, vocabulary=job.vocabulary, index=config.index)
 
     def check(recorded: Manifest) -> None:
         check_resumed_settings(recorded, new)
@@ -217,9 +210,8 @@ def resume_manifest(store: Store, layout: Layout, new: Manifest, check: Callable
 
 
 def find_earlier_outputs(open_bucket: OpenBucket) -> Callable[[str], bool]:
-    """Return a function that tells whether a path or address is one of our manifests, or a shard or sidecar beside one:
-    otherwise a manifest would be read as JSON lines, and shards with a given format as text. Each folder's manifest is
-    read at most once, and only if a file has such a name."""
+    """Return a function that tells whether a path or address is one of our manifests, or a shard or sidecar beside one,
+    which would be read as JSON lines or text. Each folder's manifest is read at most once."""
 
     @cache
     def is_ours(folder: str) -> bool:
@@ -348,10 +340,8 @@ def _refuse_files_without_columns(config: Config, source: Source) -> None:
             ("--tokens-column", config.tokens_column, entry.has_ids, "lists of ids"),
         ):
             if value is not None and not has_it:
-                raise UsageError(
-                    f"{flag} {value}: {file.path} is {kind}, which has no {what}.",
-                    "Name only parquet files and JSON lines; add --format jsonl if it holds JSON lines.",
-                )
+                hint = "Name only parquet files and JSON lines; add --format jsonl if it holds JSON lines."
+                raise UsageError(f"{flag} {value}: {file.path} is {kind}, which has no {what}.", hint)
 
 
 def pinned_commit(config: Config, recorded: InputPart | None, *, has_work: bool) -> str | None:

@@ -26,6 +26,8 @@ from fineweb_shards.watching.mix_shares import share_rows, shares_in
 from fineweb_shards.watching.run_files import PartShare
 from fineweb_shards.watching.status import describe_shuffle
 
+Lines = Sequence[str]
+
 _MOST_EXPECTED_FILES = 20_000
 
 
@@ -117,8 +119,7 @@ def empty_part_error(rule: MixRule | None, shares: Sequence[PartShare]) -> Input
 
 
 def stray_warnings(store: Store, layout: Layout, finished: Collection[str] | None = None) -> list[str]:
-    """Warn about files that the reader would take for shards: those of other programs and, if the names of all finished
-    files are given, shards missing from them."""
+    """Warn about files that the reader would take for shards, but that are not ours, or not `finished`."""
     is_ours = layout.owns if finished is None else finished.__contains__
     opened = [name for name in sorted(store.list_names()) if layout.opens(name) or layout.owns(name)]
     strays = [name for name in opened if not is_ours(name)]
@@ -134,37 +135,29 @@ def _missing_training(spec: OutputSpec, files: Sequence[SizedFile], dropped_toke
     said = spec.layout.missing_split_errors.get("train")
     failure = f' ({spec.layout.name} would stop: "{said}")' if said else ""
     rule, tokens = spec.split_rule, sum(file.tokens for file in files) + dropped_tokens
-    cause, part = f"all {tokens:,} tokens go to validation", _rounded(tokens // 10)
-    remedy = f"--val-tokens {part}"
+    documents, part = sum(file.documents for file in files), _rounded(tokens // 10)
+    cause, remedy = f"all {tokens:,} tokens go to validation, which takes {rule.describe()}", f"--val-tokens {part}"
     if dropped_tokens:
         cause = f"its {dropped_tokens:,} tokens do not fill a shard, and --last-shard drop leaves them out"
         remedy = f"--last-shard keep, or --shard-tokens {part}"
-    elif rule.counts_tokens:
-        cause += f", which takes the first {rule.val_tokens:,}"
-        if rule == spec.layout.default_split_rule(spec.shard_tokens):
-            remedy = f"--shard-tokens {part} or {remedy}"
-    elif not rule.val_ratio:
-        cause += f", which takes {rule.describe()}"
-        documents = sum(file.documents for file in files)
-        remedy = f"--val-documents {_rounded(documents // 10)}" if documents > 1 else f"{remedy} instead"
-        if rule.val_files:
-            remedy = "fewer files in --val-input"
+    elif rule == spec.layout.default_split_rule(spec.shard_tokens):
+        remedy = f"--shard-tokens {part} or {remedy}"
+    elif rule.val_files:
+        remedy = "fewer files in --val-input"
+    elif rule.val_documents and documents > 1:
+        remedy = f"--val-documents {_rounded(documents // 10)}"
     next_step = "The input is too small to be split" if tokens < 2 else f"{next_step} {remedy}"
     return f"There is nothing to train on: {cause}{failure}. {next_step}."
 
 
 def _missing_validation(spec: OutputSpec, files: Sequence[SizedFile], next_step: str) -> str:
-    tokens, documents = sum(file.tokens for file in files), sum(file.documents for file in files)
-    failure = f'{spec.layout.name} would stop: "{spec.layout.missing_split_errors["val"]}"'
-    remedy = f"--val-tokens {_rounded(tokens // 10)}"
-    if spec.split_rule.val_files:
-        cause, remedy = "the files of --val-input have no documents", "other files for it"
-    elif not spec.split_rule.val_ratio:
+    rule, failure = spec.split_rule, f'{spec.layout.name} would stop: "{spec.layout.missing_split_errors["val"]}"'
+    remedy = f"--val-tokens {_rounded(sum(file.tokens for file in files) // 10)}"
+    if not rule.val_ratio and not rule.val_files:
         return f"There is nothing for validation, as requested; {failure}. If it needs some: {remedy}."
-    else:
-        share = f"a share of one in {float(1 / spec.split_rule.val_ratio):,.0f}"
-        cause = f"of {show_number_of(documents, 'document')}, {share} selects none"
-    return f"There is nothing for validation: {cause}; {failure}. {next_step} {remedy}."
+    if rule.val_files:
+        remedy = "other files in --val-input"
+    return f"There is nothing for validation, which takes {rule.describe()}; {failure}. {next_step} {remedy}."
 
 
 def _rounded(count: int) -> int:
@@ -174,17 +167,11 @@ def _rounded(count: int) -> int:
 
 
 def result_lines(
-    spec: OutputSpec,
-    manifest: Manifest,
-    *,
-    facts: Sequence[str] = (),
-    notes: Sequence[str] = (),
-    closing: Sequence[str] = (),
+    spec: OutputSpec, manifest: Manifest, *, facts: Lines = (), notes: Lines = (), closing: Lines = ()
 ) -> list[str]:
     """Return lines about the files and how to load them; warnings come last, where people notice them."""
     size = show_bytes(sum(shard.bytes for shard in manifest.shards))
-    kind = "files" if spec.layout.one_file else "shards"
-    val = tokens_of(manifest.shards, "val")
+    kind, val = "files" if spec.layout.one_file else "shards", tokens_of(manifest.shards, "val")
     of_them = "" if spec.split_rule.counts_tokens else f", {val:,} of them for validation"
     return [
         f"{'folder':<10} {spec.store.location}",

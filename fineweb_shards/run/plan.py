@@ -1,5 +1,4 @@
-"""`plan`: predict what a build will do, before anything is written. extent.py measures the input; plan_text.py has the
-plan's text.
+"""`plan`: predict what a build will do, before anything is written. estimate.py measures the input.
 
 In a mix the weights decide how much is read of each part, and which one runs out first (`forecast_parts`). The tokens
 are exact to within one document per part, because the lengths of single documents are unknown.
@@ -56,7 +55,6 @@ class Forecast:
         return min(ended)[1] if ended else None
 
     def shares(self) -> tuple[float | None, ...]:
-        """Return each part's share of all tokens."""
         total = sum(filter(None, self.taken))
         return tuple(None if one is None or None in self.taken else one / max(1, total) for one in self.taken)
 
@@ -121,11 +119,8 @@ def make_plan(
     job: Job, *, trial_seconds: float, start: Cursors = (), done_tokens: int = 0, piles: PileState | None = None
 ) -> Plan:
     """Sample the input and make a plan. With `trial_seconds` above 0, as for `plan`, also measure the speed and read
-    every footer; the estimates are the same as for `build`, which passes 0.
-
-    `start` is where the run will begin, after `done_tokens` in shards: nothing before it is fetched from the hub.
-    `piles` are those of a shuffle whose first pass has begun.
-    """
+    every footer; the estimates are the same as for `build`, which passes 0. `start` is where the run will begin, after
+    `done_tokens` in shards. `piles` are those of a shuffle whose first pass has begun."""
     config = job.config
     with contextlib.closing(job.source.reopened()) as source:
         opened, starts = replace(job, source=source), start or source.starts
@@ -165,10 +160,8 @@ def make_plan(
     extents = tuple(part.val + part.train for part in parts)
     rows = [row for part in parts for row in part.separator_rows]
     texts = [text for part in parts for text in part.first_documents]
-    speed = (tokens / seconds if seconds else 0.0) * job.budget.workers * _PARALLEL_EFFICIENCY
-    return Plan(
-        job, extent, extents, forecast, rows, texts, speed or None, read_bytes, to_fetch, done_tokens, piles=piles
-    )
+    speed = (tokens / seconds if seconds else 0.0) * job.budget.workers * _PARALLEL_EFFICIENCY or None
+    return Plan(job, extent, extents, forecast, rows, texts, speed, read_bytes, to_fetch, done_tokens, piles=piles)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,6 @@ def plan_warnings(plan: Plan) -> list[str]:
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return rows about the input, the tokens, the files that are made of them, and the machine."""
     return [*_input_rows(plan), *_tokenizer_rows(plan.job), *_output_rows(plan), _machine_row(plan)]
 
 
@@ -85,21 +84,13 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _mix_rows(plan: Plan, rule: MixRule) -> Iterator[tuple[str, str]]:
-    """Yield when a mix ends, and how much it takes from each part."""
     forecast, first = plan.forecast, plan.forecast.first_end
-    unknown = [f"part {number}" for number, tokens in enumerate(forecast.available, 1) if tokens is None]
-    doubt = f", unless {' or '.join(unknown)}, of unknown size, runs out first" if unknown else ""
+    end_of_mix = "until all parts run out" if rule.until_all else "until a part runs out"
     if forecast.cut:
-        yield "mix", f"until --max-tokens{doubt}"
-    elif rule.until_all:
-        yield "mix", "until all parts run out"
-    elif first is None:
-        yield "mix", "until a part runs out"
-    else:
-        yield (
-            "mix",
-            f"until part {first + 1} runs out, after about {show_count(forecast.ends[first] or 0)} tokens{doubt}",
-        )
+        end_of_mix = "until --max-tokens"
+    elif first is not None and not rule.until_all:
+        end_of_mix = f"until part {first + 1} runs out, after about {show_count(forecast.ends[first] or 0)} tokens"
+    yield "mix", end_of_mix + (", unless one of unknown size does first" if None in forecast.available else "")
     columns = zip(forecast.available, forecast.taken, forecast.shares(), forecast.ends, strict=True)
     for number, (available, taken, share, end) in enumerate(columns, 1):
         if taken is None:

@@ -74,9 +74,8 @@ def plan_budget(
 ) -> Budget:
     """Divide the memory among the workers, and reduce their number if it is not enough for all.
 
-    Memory is reserved for one long document that is not cut, not for one per worker: they are rare, and there would be
-    few workers left. If several come at once, the memory guard holds the others back. `upload_bytes` is what a worker
-    needs to send a shard to a bucket.
+    Memory is reserved for one long document that is not cut, not for one per worker: they are rare, and the memory
+    guard holds others back. `upload_bytes` is what a worker needs to send a shard to a bucket.
     """
     if max_memory is None:
         useful = max(MAXIMUM_BUDGET_BYTES, usable_cores() * BUDGET_BYTES_PER_CORE)
@@ -98,16 +97,11 @@ def plan_budget(
     if fitting < 1:
         needed = reserved + worker_bytes + least_window * COPIES
         found = "A memory budget of" if max_memory is None else "--max-memory"
-        raise UsageError(
-            f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.",
-            "Give more, such as --max-memory 2GiB, close other programs, or use a smaller --batch-bytes.",
-        )
+        hint = "Give more, such as --max-memory 2GiB, close other programs, or use a smaller --batch-bytes."
+        raise UsageError(f"{found} {show_bytes(memory)} is too small: one worker needs {show_bytes(needed)}.", hint)
     window = (memory - reserved - fitting * worker_bytes) // COPIES
     useful = max(MAXIMUM_WINDOW_BYTES, least_window, fitting * _BATCHES_PER_WORKER * batch_bytes)
     return Budget(fitting, memory, min(window, useful), workers)
-
-
-_ESTIMATE_TOLERANCE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +156,7 @@ def check_needs(needs: Iterable[DiskNeed], spec: OutputSpec, *, exact: bool, has
     about, remark = ("", "") if exact else ("about ", " (an estimate)")
     for need in needs:
         needed, free = need.size_bytes, need.free_bytes
-        if free >= (needed if exact else needed * _ESTIMATE_TOLERANCE):
+        if free >= (needed if exact else 0.9 * needed):
             continue
         place = "--out or --scratch" if need.pile_bytes else "--out"
         if spec.store.is_remote or need.folder != spec.folder:

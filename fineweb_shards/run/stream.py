@@ -75,11 +75,7 @@ class Running:
 
     @contextlib.contextmanager
     def open_stream(
-        self,
-        starts: Cursors,
-        taken: tuple[Taken, ...],
-        on_idle: Callable[[], None],
-        wanted_tokens: Callable[[], int | None],
+        self, starts: Cursors, taken: Sequence[Taken], on_idle: Callable[[], None], wanted: Callable[[], int | None]
     ) -> Iterator[Iterator[Section]]:
         """Yield the sections of the stream from `starts` on. A mix had `taken` this much of each part before."""
         job, mixer = self.job, None
@@ -87,12 +83,10 @@ class Running:
         if job.config.mix is not None:
             before, val_files = [one.tokens for one in taken], job.output.split_rule.val_files
             mixer = Mixer(job.config.mix, starts, before, eot_first=job.layout.eot_first, val_files=val_files)
-            listings, choose = (
-                job.source.listings(starts),
-                partial(choose_listing, mixer, job.config.mix.weights, taken),
-            )
+            listings = job.source.listings(starts)
+            choose = partial(choose_listing, mixer, job.config.mix.weights, taken)
         # on_idle records what is written even while no blocks come: an outage may be long.
-        encoding = self.executor.encode(listings, on_idle, wanted_tokens, choose)
+        encoding = self.executor.encode(listings, on_idle, wanted, choose)
         with contextlib.closing(encoding) as encoded:
             told = report_problems(encoded, job, self._quarantined, self.disk, self.progress)
             mended = mend_seams(told, partial(make_mender, job.vocabulary))
@@ -135,8 +129,7 @@ def choose_listing(
     mixer: Mixer, weights: Sequence[int], taken: Sequence[Taken], lanes: Mapping[int, Lane]
 ) -> tuple[int, bool]:
     """Return the part of a mix to read next: the one that the mix waits for, if none of its batches are under way
-    (True), else the one that will run short first (False). `taken` is what the mix had taken when this run began. This
-    affects only how much must be held, never the order."""
+    (True), else the one that will run short first (False). This affects only how much is held, never the order."""
     awaited, known = mixer.next_part, mixer.known_tokens
     if awaited in lanes and not lanes[awaited].waiting_bytes:
         return awaited, True

@@ -32,10 +32,8 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
     if wanted == GPT2.name and not config.eot and not config.pattern:
         return GPT2_DEFINITION
     if known is not None and config.pattern:
-        raise UsageError(
-            f"--pattern {config.pattern}: the tokenizer {wanted} has its own pattern.",
-            "Leave it out, or name a rank file with --tokenizer.",
-        )
+        hint = "Leave it out, or name a rank file with --tokenizer."
+        raise UsageError(f"--pattern {config.pattern}: the tokenizer {wanted} has its own pattern.", hint)
     # A name with a slash is a model on the hub, or a misspelt path.
     owner, _, rest = wanted.partition("/")
     looks_like_path = wanted.startswith((".", "/", "~")) or wanted.endswith((".json", ".model", ".tiktoken"))
@@ -57,10 +55,8 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
         # List all names: gpt4 looks like gpt2, but means cl100k_base.
         names = [f"{one} ({rank.used_by})" if rank.used_by else one for one, rank in BUILTINS.items()]
         hint = f"Name a file, one of {', '.join(names)}, or a model on the hub as ORG/NAME."
-        raise UsageError(
-            f"--tokenizer {wanted}: there is no such file or name.",
-            suggest(wanted, [name for name in BUILTINS if name != GPT2.name], hint),
-        )
+        hint = suggest(wanted, [name for name in BUILTINS if name != GPT2.name], hint)
+        raise UsageError(f"--tokenizer {wanted}: there is no such file or name.", hint)
     return read_definition(data, name, pattern=config.pattern, eot=config.eot)
 
 
@@ -80,9 +76,7 @@ def _read_file(path: Path) -> tuple[bytes, str]:
         if path.is_dir():
             inside = next((path / name for name in _FILE_NAMES if (path / name).is_file()), None)
             if inside is None:
-                raise UsageError(
-                    f"--tokenizer {path}: the folder has none of {', '.join(_FILE_NAMES)}.", "Name a file in it."
-                )
+                raise UsageError(f"--tokenizer {path}: it has none of {', '.join(_FILE_NAMES)}.", "Name a file.")
             path = inside
         if path.stat().st_size > _LARGEST_BYTES:
             raise UsageError(f"--tokenizer {path}: too large for a tokenizer.", "Is it a model's weights?")
@@ -111,10 +105,8 @@ def _fetch_known(name: str, known: BuiltinVocabulary, config: Config, observer: 
                 "TIKTOKEN_CACHE_DIR to a folder that has it.",
             ) from None
     if hashlib.sha256(data).hexdigest() != known.sha256:
-        raise InputError(
-            f"--tokenizer {name}: the downloaded file differs from the published one.",
-            f"Use a copy of your own with --tokenizer FILE --pattern {known.pattern}.",
-        )
+        hint = f"Use a copy of your own with --tokenizer FILE --pattern {known.pattern}."
+        raise InputError(f"--tokenizer {name}: the downloaded file differs from the published one.", hint)
     return data
 
 

@@ -113,7 +113,7 @@ def test_a_value_may_begin_with_a_dash(value: str) -> None:
         (["biuld"], "biuld: unknown subcommand.", " build`?"),
         (["frobnicate"], "frobnicate: unknown subcommand.", "one of build, plan"),
         (["sample-10BT"], "unknown subcommand", "build sample-10BT`?"),
-        (["--out", "x"], "--out: the subcommand comes first", "for example `"),
+        (["--out", "x"], "--out: unknown subcommand.", "for example `"),
         (["build"], "There is nothing to build", "'data/*.parquet' --out shards"),
         (["build", "small.txt"], "No output folder was given", "--out shards"),
         (["build", "sample-10bt"], "sample-10bt: no such sample", "mean sample-10BT?"),

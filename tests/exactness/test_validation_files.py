@@ -225,8 +225,8 @@ def test_a_split_without_a_document_is_told(tmp_path: Path, data: Path) -> None:
     done = inline.run_command("build", data / "2.parquet", *words)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "the files of --val-input have no documents" in said
-    assert "Rerun it with --fresh and other files for it." in said
+    assert "There is nothing for validation, which takes the documents of " in said
+    assert "Rerun it with --fresh and other files in --val-input." in said
     wanted = Wanted("build-nanogpt", 900, val_documents=0)
     assert runs.outputs_in(tmp_path / "none") == layout_reference.files(SECOND, wanted)
 

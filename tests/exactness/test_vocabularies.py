@@ -182,7 +182,7 @@ def files(tmp_path: Path) -> Path:
         (["endless.json"], 3, "fails on ordinary texts with it (Onig: Regex search error: retry-limit"),
         (["noise.model"], 3, "not a tokenizer file of a supported kind"),
         (["empty.model"], 3, "the file is empty"),
-        (["folder"], 2, "the folder has none of tokenizer.json"),
+        (["folder"], 2, "it has none of tokenizer.json"),
         (["gpt2", "--pattern", "gpt2"], 2, "the tokenizer gpt2 has its own"),
         (["gpt2", "--engine", "tokenizers"], 2, "the reference for gpt2 is tiktoken"),
     ],

@@ -252,7 +252,7 @@ def test_parts_of_unknown_size_and_estimates(tmp_path: Path, data: tuple[Path, i
     done = runs.run_command("plan", *words, stdin=b'{"text": "one"}\n')
     assert done.returncode == 0, done.stderr
     assert "until part 2 runs out, after about" in done.stdout
-    assert ", unless part 1, of unknown size, runs out first" in done.stdout
+    assert ", unless one of unknown size does first" in done.stdout
     assert "tokens     unknown until the end" in done.stdout
     answer = json.loads(runs.run_command("plan", *words, "--json", stdin=b'{"text": "one"}\n').stdout)
     assert answer["tokens"] is None

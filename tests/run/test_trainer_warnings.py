@@ -70,7 +70,7 @@ def test_an_input_below_a_shard_says_that_there_is_nothing_to_train_on(
         ({"layout": "nanogpt", "val_documents": 10**9}, "which takes the first 1,000,000,000 documents"),
         ({"val_documents": 0}, "as requested"),
         ({"last_shard": "drop", "val_tokens": 0}, "--last-shard keep"),
-        ({"layout": "nanogpt"}, "of 60 documents, a share of one in 2,000 selects none"),
+        ({"layout": "nanogpt"}, "nothing for validation, which takes 0.0005 of the documents"),
         ({"layout": "nanogpt", "val_ratio": 0.0}, "as requested"),
         ({"val_ratio": 0.0}, "as requested"),
         ({"layout": "llm.c", "val_tokens": 0}, "failed to glob pattern"),
