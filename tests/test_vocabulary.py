@@ -370,10 +370,10 @@ def test_statistics_have_the_length_of_the_vocabulary(made: dict[str, Path], doc
     folder = made["build-nanogpt"]
     manifest = load_manifest(folder)
     assert manifest is not None
-    found = count_sample(FolderStore(folder), manifest.shard_format, manifest.shards, in_order=True)
+    statistics, _ = count_sample(FolderStore(folder), manifest.shard_format, manifest.shards, in_order=True)
     tokens = stream_of(documents, "build-nanogpt")
-    assert found.statistics.frequencies.tolist() == np.bincount(tokens, minlength=70_001).tolist()
-    assert found.statistics.boundaries == len(documents)
+    assert statistics.frequencies.tolist() == np.bincount(tokens, minlength=70_001).tolist()
+    assert statistics.boundaries == len(documents)
 
 
 def test_another_vocabulary_is_refused(made: dict[str, Path]) -> None:

@@ -44,7 +44,7 @@ INVENTORY = {
     "store/bucket_work_folder.py": 1,
     "system/background.py": 2,  # both raise, where it is asked for, what a thread has raised
     "system/signals.py": 2,  # one watches the caller of the library, one signals again
-    "watching/monitor.py": 3,  # with the reporter, and waits before a run
+    "watching/monitor.py": 2,  # with the reporter
 }
 
 
