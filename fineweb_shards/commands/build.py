@@ -175,8 +175,10 @@ def plan_lines(plan: Plan, verdict: str = "") -> list[str]:
         rows = [row for row in rows if row[0] != "machine"]  # which is this machine
         rows.append(("time", "depends on the cluster: docs/cluster.md has a table"))
     elif plan.tokens_per_second and plan.seconds:
-        speed = f"{show_count(plan.tokens_per_second)} tokens/s"
-        rows.append(("time", f"{show_seconds(plan.seconds)} ({speed}, estimated from a one-second trial)"))
+        speed, passes = f"{show_count(plan.tokens_per_second)} tokens/s", ""
+        if plan.piles is not None:
+            passes = " for the second pass" if plan.piles.ended else " for both passes"
+        rows.append(("time", f"{show_seconds(plan.seconds)}{passes} ({speed}, estimated from a one-second trial)"))
     if verdict:
         rows.append(("build", verdict))
     rows += plan.separator_rows or document_rows(plan.first_documents)

@@ -79,6 +79,10 @@ def _input_rows(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "weight", f"{config.weight:,} ({share}){epochs}"
     if job.config.mix:
         yield from _mix_rows(plan, job.config.mix)
+    if plan.piles is not None:
+        what = "all documents" if job.config.max_tokens is None else "the beginning of the stream, up to --max-tokens"
+        passes = f"in two passes: into {show_number_of(plan.piles.count, 'pile')}, then into shards"
+        yield "shuffle", f"{what}, by seed {job.config.shuffle}, {passes}"
     for note in job.notes:
         yield "note", note
 

@@ -119,17 +119,21 @@ def row(plan: Plan, name: str) -> str:
 
 
 def test_the_plan_says_what_a_shuffle_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long both passes take; that validation is a sample."""
+    """By which seed, in how many piles and passes; of what; how long both take; that validation is a sample."""
     monkeypatch.setattr(shuffle, "choose_count", lambda *_: 5)
     write_parquet(tmp_path / "a.parquet", DOCUMENTS)
     plan = plan_of(tmp_path)
+    assert row(plan, "shuffle") == "all documents, by seed 7, in two passes: into 5 piles, then into shards"
     assert row(plan, "validation") == "the first 2,000 tokens: a random sample"
+    assert " for both passes (" in row(plan, "time")
     assert plan.extent.tokens is not None
     assert plan.tokens_per_second is not None
     seconds = plan.extent.tokens / plan.tokens_per_second
     seconds += second_pass_seconds(plan.extent.tokens, plan.tokens_per_second)
     assert plan_values(plan)["seconds"] == plan.seconds == pytest.approx(seconds)
     assert "kB of it for the piles of the shuffle, " in row(plan, "disk")
+    limited = plan_of(tmp_path, max_tokens=5000)
+    assert row(limited, "shuffle").startswith("the beginning of the stream, up to --max-tokens, by seed 7, ")
     assert row(plan_of(tmp_path, val_ratio=0.5), "validation") == "0.5 of the documents (seed 0)"
     plain = plan_of(tmp_path, shuffle=None)
     assert "shuffle" not in "".join(plan_lines(plain))
@@ -196,10 +200,12 @@ def test_a_plan_of_a_resume_has_the_rest(tmp_path: Path, passes: int) -> None:
     if passes == 1:
         assert 0 < piled < TOKENS
         assert "would resume in the first pass, after " in told
+        assert " for both passes (" in told
     else:
         assert piled == TOKENS
         assert 0 < done < TOKENS
         assert f"tokens     {TOKENS:,} (exact)" in told
         assert f"would resume in the second pass, after {manifest.shard_count} shard" in told
+        assert " for the second pass (" in told
         assert "of the shuffle, " not in told
     assert verdict_on(manifest, held=False) in told
