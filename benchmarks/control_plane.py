@@ -40,12 +40,12 @@ from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.formats.base import ReadSettings
 from fineweb_shards.layouts import get_layout
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import InputPart, Manifest, divide_settings
+from fineweb_shards.output.store import OutputSpec
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.resources import MAXIMUM_WINDOW_BYTES
 from fineweb_shards.sources.source import Parts, open_source
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
-from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.mix import Mixer, MixRule
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.section import Section

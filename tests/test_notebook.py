@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fineweb_shards.store.manifest import load_manifest
+from fineweb_shards.output.manifest import load_manifest
 from tests.support import runs
 
 nbclient = pytest.importorskip("nbclient", reason="notebooks are executed by nbclient and ipykernel: make .venv/full")

@@ -24,17 +24,17 @@ from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.loader import ShardLoader
+from fineweb_shards.output import shard_files
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import Manifest, load_manifest
+from fineweb_shards.output.manifest_file import save_manifest
+from fineweb_shards.output.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.reading.inspection import open_target
 from fineweb_shards.reading.statistics import count_sample
 from fineweb_shards.reading.token_file import open_token_file
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import output_spec
-from fineweb_shards.store import shard_files
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest, load_manifest
-from fineweb_shards.store.manifest_file import save_manifest
-from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.section import Section, Span, join_spans
 from fineweb_shards.system.durable import FolderLock
@@ -524,7 +524,7 @@ def test_only_readers_of_finished_files_search_for_eots() -> None:
         "reading/verify.py",
         "formats/piles.py",  # where they are known: for damage
         "formats/rows.py",  # of --tokens-column
-        "store/shard_files.py",  # of finished segments
-        "store/sidecars.py",
+        "output/shard_files.py",  # of finished segments
+        "output/sidecars.py",
         "tokenizers/encoder.py",  # where there must be none
     }

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fineweb_shards.errors import InputError, OutputError, UsageError, closest, suggest
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import FILE_NAME
+from fineweb_shards.output.opening import open_store_to_read
+from fineweb_shards.output.store import Store
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.config_sources import load_config, parse_part, parse_value
 from fineweb_shards.storage.bucket_address import is_url
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import FILE_NAME
-from fineweb_shards.store.opening import open_store_to_read
-from fineweb_shards.store.store import Store
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.shell_commands import PROGRAM
 from fineweb_shards.units import as_typed

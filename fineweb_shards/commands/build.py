@@ -12,6 +12,8 @@ from typing import Any
 
 from fineweb_shards.commands.arguments import add_config_flags, add_fresh_flags, read_config
 from fineweb_shards.errors import ShardError
+from fineweb_shards.output.manifest import Manifest, load_manifest
+from fineweb_shards.output.opening import open_store_to_read
 from fineweb_shards.report.contents import LEFT_OUT
 from fineweb_shards.report.page import closing_lines
 from fineweb_shards.run.build import Outcome, build
@@ -22,8 +24,6 @@ from fineweb_shards.run.plan import Plan, make_plan, split_error
 from fineweb_shards.run.plan_text import plan_rows, plan_warnings, resume_text
 from fineweb_shards.run.resources import check_needs
 from fineweb_shards.run.shuffle import find_piles
-from fineweb_shards.store.manifest import Manifest, load_manifest
-from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds

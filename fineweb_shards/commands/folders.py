@@ -13,6 +13,8 @@ from typing import Any
 
 from fineweb_shards.commands.arguments import add_fresh_flags, add_setting_flags, as_argument, read_store
 from fineweb_shards.errors import UsageError
+from fineweb_shards.output.opening import require_manifest, scratch_folder
+from fineweb_shards.output.store import Store
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.contents import report_path
 from fineweb_shards.report.page import write_report
@@ -20,8 +22,6 @@ from fineweb_shards.run.config import Config
 from fineweb_shards.run.config_sources import load_config, parse_mixed
 from fineweb_shards.run.output_text import output_warnings, result_lines
 from fineweb_shards.storage.bucket_address import is_url
-from fineweb_shards.store.opening import require_manifest, scratch_folder
-from fineweb_shards.store.store import Store
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.signals import Interrupts
 from fineweb_shards.system.terminal import printable

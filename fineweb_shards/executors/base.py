@@ -1,7 +1,7 @@
 """Define the two interfaces of the data plane: one encodes batches, the other writes and seals token files.
 
 The control plane (run/, stream/, writing/) decides which tokens go where and in which order; it handles only lengths,
-boundaries and cursors. The data plane holds the tokens and writes them with store/ (shard_files.py, sidecars.py).
+boundaries and cursors. The data plane holds the tokens and writes them with output/ (shard_files.py, sidecars.py).
 `local/` does so in worker processes on this machine, `ray/` in tasks on a Ray cluster, `InProcessPlane` in this
 process. schedule.py has the rules that all executors share: order, window, retries, quarantine.
 """
@@ -18,9 +18,9 @@ from typing import Any, Self, TypeVar
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.messages import FileWork
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store.shard_files import PileWork, TokenWriter, seal
-from fineweb_shards.store.sidecars import FinishedFile, write_sidecars
-from fineweb_shards.store.store import Segment, Store
+from fineweb_shards.output.shard_files import PileWork, TokenWriter, seal
+from fineweb_shards.output.sidecars import FinishedFile, write_sidecars
+from fineweb_shards.output.store import Segment, Store
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Batch, EncodedBlock, HeldTokens, Placement, Tokens
@@ -59,7 +59,7 @@ class DataPlane(ABC):
         return self._finish_file(work)
 
     def write_sidecars(self, file: FinishedFile) -> Future[None]:
-        """Write all sidecars of a file (store/sidecars.py)."""
+        """Write all sidecars of a file (output/sidecars.py)."""
         return self._finish_file(file)
 
     @abstractmethod

@@ -20,10 +20,10 @@ from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.messages import FileOrder, FileResult, WorkOrder
 from fineweb_shards.layouts.base import ShardFormat
+from fineweb_shards.output.shard_files import PileWork, TokenWriter, seal
+from fineweb_shards.output.sidecars import write_sidecars
+from fineweb_shards.output.store import Segment, Store
 from fineweb_shards.sources.source import Parts, arrived_damaged
-from fineweb_shards.store.shard_files import PileWork, TokenWriter, seal
-from fineweb_shards.store.sidecars import write_sidecars
-from fineweb_shards.store.store import Segment, Store
 from fineweb_shards.stream.section import NO_POSITIONS, Span, join_spans
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.texts import NO_TEXTS, Texts

@@ -13,9 +13,9 @@ from enum import Enum
 
 from fineweb_shards.errors import ShardError, describe_error
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.store.shard_files import PileWork
-from fineweb_shards.store.sidecars import FinishedFile
-from fineweb_shards.store.store import Segment
+from fineweb_shards.output.shard_files import PileWork
+from fineweb_shards.output.sidecars import FinishedFile
+from fineweb_shards.output.store import Segment
 from fineweb_shards.types import Batch, EncodedBlock, Placement, Quarantined
 
 # A worker with this many unwritten bytes of a large batch waits until some are written. The parent may hold back an

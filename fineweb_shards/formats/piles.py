@@ -15,7 +15,7 @@ list again for each.
 In a bucket nothing can be appended to an object, or written into its middle. So the additions of a checkpoint to all
 piles are one object, one after the other. A batch then has the documents of a whole pile or of a large part of it, and
 the worker fetches the pile's addition in every object, compares its hash, and takes its documents. The list is a file
-on the parent's machine all the same (store/pile_objects.py).
+on the parent's machine all the same (output/pile_objects.py).
 """
 
 from __future__ import annotations

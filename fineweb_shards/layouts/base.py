@@ -47,7 +47,7 @@ class SizedFile(Protocol):
 
 
 class Layout(ABC):
-    """A stateless description of a layout; `store/` makes the files."""
+    """A stateless description of a layout; `output/` makes the files."""
 
     name: ClassVar[str]
     eot_first: ClassVar[bool]  # EOT comes before (True) or after (False) each document

@@ -1,7 +1,7 @@
 """Define what a sidecar is: a small file beside a file of tokens, usually with the positions of its documents.
 
 It is a pure function of the finished file: of its length and the positions of its EOTs, which arrive in blocks, so that
-memory is constant. store/sidecars.py reads and writes the files.
+memory is constant. output/sidecars.py reads and writes the files.
 
 Some layouts have their own. `DocumentIndex` is for any layout (`--index`): the token offset of each document that
 starts in a file; for `train_00000.ds` it is `index/train_00000.npy`, a NumPy array of int64. It has a separate folder,

@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fineweb_shards.errors import DamageError, DiskFullError, InputError
+from fineweb_shards.output.opening import cache_home
+from fineweb_shards.output.store import Store
 from fineweb_shards.reading.token_file import TokenFile
 from fineweb_shards.reading.verify import fetch_range
 from fineweb_shards.storage.bucket_client import check_not_forked
-from fineweb_shards.store.opening import cache_home
-from fineweb_shards.store.store import Store
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import lock_file, try_lock, unlock
 from fineweb_shards.system.own_files import open_own

@@ -17,6 +17,11 @@ from typing import Literal
 from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.loader.shard_cache import BucketPieces, PiecedTokens, ShardCache
+from fineweb_shards.output.bucket_store import BucketStore
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import parse_manifest
+from fineweb_shards.output.opening import READING_OUTAGE_SECONDS
+from fineweb_shards.output.shard_files import list_files
 from fineweb_shards.reading.token_file import (
     TokenFile,
     TokenFolder,
@@ -31,11 +36,6 @@ from fineweb_shards.reading.token_file import (
     vocabulary_beside,
 )
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.store.bucket_store import BucketStore
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import parse_manifest
-from fineweb_shards.store.opening import READING_OUTAGE_SECONDS
-from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.retry import Clock
 from fineweb_shards.types import Positions, ShardRecord
 from fineweb_shards.units import show_number_of, show_seconds

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from fineweb_shards.errors import ChangedError, DamageError, InputError, UsageError
+from fineweb_shards.output.opening import is_object
+from fineweb_shards.output.shard_files import list_files
 from fineweb_shards.reading import token_file
 from fineweb_shards.reading.statistics import TokenStatistics, count_blocks
-from fineweb_shards.store.opening import is_object
-from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.system.durable import write_file
 from fineweb_shards.system.own_files import ForeignFileError, read_file
 from fineweb_shards.tokenizers.references import BOUNDARY, decode, load_token_bytes

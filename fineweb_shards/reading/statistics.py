@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store.store import Store
+from fineweb_shards.output.store import Store
 from fineweb_shards.system.terminal import cut_at_word
 from fineweb_shards.tokenizers.references import decode, load_token_bytes
 from fineweb_shards.types import ShardRecord, Tokens

@@ -27,12 +27,12 @@ from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS, automodel
 from fineweb_shards.layouts.base import Layout, ShardFormat
 from fineweb_shards.layouts.llm_c import HEADER_INTS, HEADERS, LlmC
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import FILE_NAME, Manifest, is_ours, parse_manifest
+from fineweb_shards.output.opening import open_store_to_read
+from fineweb_shards.output.shard_files import growing_path
+from fineweb_shards.output.store import Store
 from fineweb_shards.storage.bucket_address import is_url
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import FILE_NAME, Manifest, is_ours, parse_manifest
-from fineweb_shards.store.opening import open_store_to_read
-from fineweb_shards.store.shard_files import growing_path
-from fineweb_shards.store.store import Store
 from fineweb_shards.system.background import map_in_background
 from fineweb_shards.types import Dtype, Positions, Tokens
 from fineweb_shards.vocabulary import GPT2, Vocabulary, unsigned_dtype

@@ -29,13 +29,13 @@ import numpy as np
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store.cleanup import find_untracked, list_all_names
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.opening import require_manifest
-from fineweb_shards.store.resume_rules import may_be_longer
-from fineweb_shards.store.shard_files import OutputFile, find_damage, list_files, read_contents
-from fineweb_shards.store.sidecars import check_sidecars, list_finished, with_sidecars
-from fineweb_shards.store.store import FoundFile, Store
+from fineweb_shards.output.cleanup import find_untracked, list_all_names
+from fineweb_shards.output.manifest import Manifest
+from fineweb_shards.output.opening import require_manifest
+from fineweb_shards.output.resume_rules import may_be_longer
+from fineweb_shards.output.shard_files import OutputFile, find_damage, list_files, read_contents
+from fineweb_shards.output.sidecars import check_sidecars, list_finished, with_sidecars
+from fineweb_shards.output.store import FoundFile, Store
 from fineweb_shards.stream.section import NO_POSITIONS, Span, join_spans
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.system.background import in_background, map_in_background
@@ -98,7 +98,7 @@ def verify_folder(
 ) -> Verdict:
     """Check all shards, sidecars and names; call `report` for each checked record.
 
-    `sealed` are records of this run: sealing read those segments back (store/shard_files.py), so only lengths and
+    `sealed` are records of this run: sealing read those segments back (output/shard_files.py), so only lengths and
     headers are left to check. `alone`: this process has locked the store. Otherwise a build may be running, and the
     manifest is read again before anything is reported as damaged.
     """

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from fineweb_shards.errors import ShardError
+from fineweb_shards.output.manifest import Manifest
+from fineweb_shards.output.store import Store
 from fineweb_shards.reading.statistics import Sample, TokenStatistics, bucket_range, count_sample, spell, take_samples
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.store import Store
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds
 from fineweb_shards.watching.mix_shares import shares_in, show_share

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fineweb_shards import __version__
+from fineweb_shards.output.store import Store
 from fineweb_shards.report import contents
 from fineweb_shards.report.contents import Facts, gather_facts, report_path, show_moment
-from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import output_error, write_quickly
 from fineweb_shards.system.own_files import claim_folder
 from fineweb_shards.system.terminal import printable

@@ -21,6 +21,8 @@ from fineweb_shards.executors.base import Executor
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.layouts.base import choose_digits
+from fineweb_shards.output.cleanup import refuse_planted_files, start_over, tidy_finished
+from fineweb_shards.output.manifest import Manifest, load_manifest
 from fineweb_shards.reading.verify import check_folder
 from fineweb_shards.report.page import closing_lines, write_report
 from fineweb_shards.run import shuffle
@@ -32,8 +34,6 @@ from fineweb_shards.run.plan_text import resume_text, short_lines
 from fineweb_shards.run.resources import check_needs
 from fineweb_shards.run.stream import QUARANTINE_NAME, Running, write_stream
 from fineweb_shards.storage.hub_environment import check_addresses
-from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
-from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.system.machine import free_disk_bytes
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER

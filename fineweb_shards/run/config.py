@@ -1,9 +1,9 @@
 """Define the settings: one frozen dataclass, filled from its defaults, a TOML file and the command line.
 
 Every field is a config key and a flag (`shard_tokens`, `--shard-tokens`). A field marked `bytes` changes the output, so
-a resume refuses another value of it, except for `max_tokens`, which leaves the stream as it is (store/resume_rules.py).
-Files of `input` and `val_input` are compared by content (sources/files.py). `on_bad_file` is not marked, because
-finished shards do not depend on it.
+a resume refuses another value of it, except for `max_tokens`, which leaves the stream as it is
+(output/resume_rules.py). Files of `input` and `val_input` are compared by content (sources/files.py). `on_bad_file` is
+not marked, because finished shards do not depend on it.
 
 The input may have several parts. Each can override the settings in `PART_KEYS`. `Config.part_configs` has one Config
 per part, so that code which opens a part needs to know nothing about the others.
@@ -28,12 +28,12 @@ from fineweb_shards.formats.piles import FOLDER as PILE_FOLDER
 from fineweb_shards.formats.registry import CHOICES as FORMAT_CHOICES
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.output.manifest import PART_SETTINGS
+from fineweb_shards.output.opening import open_store, scratch_folder
+from fineweb_shards.output.store import Store
 from fineweb_shards.sources.hub_files import parse_hub_address, refuse_hub_address
 from fineweb_shards.storage.bucket_address import check_path, is_url
 from fineweb_shards.storage.place import STANDARD_INPUT
-from fineweb_shards.store.manifest import PART_SETTINGS
-from fineweb_shards.store.opening import open_store, scratch_folder
-from fineweb_shards.store.store import Store
 from fineweb_shards.stream.mix import ALL_EXHAUSTED, FIRST_EXHAUSTED, MixRule, check_weights, whole_weights
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.machine import PRIORITIES

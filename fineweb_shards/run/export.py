@@ -23,6 +23,10 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import DataPlane, InProcessPlane
 from fineweb_shards.formats.piles import copy_ranges
 from fineweb_shards.layouts.base import choose_digits, tokens_of
+from fineweb_shards.output.cleanup import refuse_planted_files, start_over, tidy_finished
+from fineweb_shards.output.manifest import Manifest, find_manifest, load_manifest
+from fineweb_shards.output.opening import missing_manifest_error
+from fineweb_shards.output.store import OutputSpec, Store
 from fineweb_shards.reading.verify import read_stream
 from fineweb_shards.run import shuffle
 from fineweb_shards.run.config import Config
@@ -30,10 +34,6 @@ from fineweb_shards.run.job import check_resumed_settings, output_spec, resume_m
 from fineweb_shards.run.output_text import stray_warnings, training_error
 from fineweb_shards.run.resources import Rest, check_needs, find_needs
 from fineweb_shards.run.stream import write_stream
-from fineweb_shards.store.cleanup import refuse_planted_files, start_over, tidy_finished
-from fineweb_shards.store.manifest import Manifest, find_manifest, load_manifest
-from fineweb_shards.store.opening import missing_manifest_error
-from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.section import NO_POSITIONS, Section, Span
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.own_files import WORK_FOLDER

@@ -28,13 +28,13 @@ import fineweb_shards
 from fineweb_shards.errors import InputError
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts.base import choose_digits, tokens_of
+from fineweb_shards.output.manifest import InputPart, Manifest, divide_settings
+from fineweb_shards.output.resume_rules import show_vocabulary
+from fineweb_shards.output.shard_files import list_files
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.export import ExportJob, ExportSource, identify, read_with_eot_moved
 from fineweb_shards.run.job import output_spec
 from fineweb_shards.run.plan import forecast_parts
-from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
-from fineweb_shards.store.resume_rules import show_vocabulary
-from fineweb_shards.store.shard_files import list_files
 from fineweb_shards.stream.mix import Mixer, mix
 from fineweb_shards.stream.section import NO_POSITIONS, Section
 from fineweb_shards.stream.split import VAL_SETTINGS, SplitRule

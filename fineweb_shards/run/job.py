@@ -26,6 +26,17 @@ from fineweb_shards.formats.text_samples import AUTO, recorded_separators, settl
 from fineweb_shards.formats.where import parse_where
 from fineweb_shards.layouts import LAYOUTS, get_layout
 from fineweb_shards.layouts.base import Layout
+from fineweb_shards.output import resume_rules
+from fineweb_shards.output.cleanup import holds_work, refuse_untracked_shards
+from fineweb_shards.output.manifest import (
+    FILE_NAME,
+    InputPart,
+    Manifest,
+    divide_settings,
+    has_our_fields,
+    load_manifest,
+)
+from fineweb_shards.output.store import OutputSpec, Store
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, OF_DATASET, Config
 from fineweb_shards.run.resources import Budget, plan_budget
 from fineweb_shards.run.tokenizer import find_definition
@@ -37,10 +48,6 @@ from fineweb_shards.storage.bucket import UPLOAD_MEMORY_BYTES, is_web, open_remo
 from fineweb_shards.storage.bucket_address import is_url
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
 from fineweb_shards.storage.place import HubRef, InputFile
-from fineweb_shards.store import resume_rules
-from fineweb_shards.store.cleanup import holds_work, refuse_untracked_shards
-from fineweb_shards.store.manifest import FILE_NAME, InputPart, Manifest, divide_settings, has_our_fields, load_manifest
-from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.length_limits import LengthLimits
 from fineweb_shards.stream.split import SplitRule, make_split_rule
 from fineweb_shards.system.own_files import WORK_FOLDER, open_own

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from fineweb_shards.errors import InputError, NoTrainingError
 from fineweb_shards.layouts.base import Layout, SizedFile, quote_string, tokens_of
+from fineweb_shards.output.manifest import Manifest
+from fineweb_shards.output.shard_files import list_files
+from fineweb_shards.output.sidecars import with_sidecars
+from fineweb_shards.output.store import OutputSpec, Store
 from fineweb_shards.run.config import Config
 from fineweb_shards.storage.bucket_address import BucketAddress, copy_command
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.shard_files import list_files
-from fineweb_shards.store.sidecars import with_sidecars
-from fineweb_shards.store.store import OutputSpec, Store
 from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.stream.split import VAL_SETTINGS, SplitRule
 from fineweb_shards.types import SPLITS, Split

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fineweb_shards.output.manifest import Manifest
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.output_text import expect_files, reader_warnings, stray_warnings
 from fineweb_shards.run.plan import Plan, split_error
 from fineweb_shards.storage.place import STANDARD_INPUT
-from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.system.terminal import printable
 from fineweb_shards.units import first_few, show_bytes, show_count, show_number_of

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fineweb_shards.errors import DiskFullError, UsageError
 from fineweb_shards.formats.piles import ENTRY_BYTES
-from fineweb_shards.store.store import OutputSpec
+from fineweb_shards.output.store import OutputSpec
 from fineweb_shards.stream.shuffle import PileState
 from fineweb_shards.system.machine import available_memory_bytes, disk_of, free_disk_bytes, memory_limits, usable_cores
 from fineweb_shards.tokenizers.cuts import LONGEST_UNCUT_BYTES

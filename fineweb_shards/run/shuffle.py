@@ -22,15 +22,15 @@ from fineweb_shards.executors.base import Executor
 from fineweb_shards.formats.base import PileSettings, ReadSettings
 from fineweb_shards.formats.piles import FOLDER, OBJECTS, digest_of, list_path, pile_errors, pile_name
 from fineweb_shards.formats.registry import PILES
+from fineweb_shards.output.manifest import Manifest
+from fineweb_shards.output.pile_objects import fetch_list, find_lost_object, remove_objects
+from fineweb_shards.output.shard_files import sizes_of
+from fineweb_shards.output.store import OutputSpec
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.stream import Running, write_stream
 from fineweb_shards.sources.source import Parts, open_source
 from fineweb_shards.storage.place import SCRATCH, InputFile
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.pile_objects import fetch_list, find_lost_object, remove_objects
-from fineweb_shards.store.shard_files import sizes_of
-from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.shuffle import MOST_IN_BUCKET, MOST_PILES, PileState
 from fineweb_shards.stream.split import SplitRule

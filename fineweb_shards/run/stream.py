@@ -13,8 +13,8 @@ from functools import partial
 
 from fineweb_shards.events import Event
 from fineweb_shards.executors.base import Executor, Lane, choose_first
+from fineweb_shards.output.manifest import Manifest
 from fineweb_shards.run.job import Job
-from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.stream.length_limits import leave_out
 from fineweb_shards.stream.mix import Mixer, mix
 from fineweb_shards.stream.packer import Packer

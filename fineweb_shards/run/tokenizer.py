@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fineweb_shards.errors import InputError, NetworkError, UsageError, suggest
 from fineweb_shards.events import Observer
+from fineweb_shards.output.manifest import Manifest
 from fineweb_shards.run.config import Config
 from fineweb_shards.storage.hub_environment import check_addresses, quiet_clients
-from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.retry import Retrier
 from fineweb_shards.tokenizers.builtin_vocabularies import BUILTINS, BuiltinVocabulary
 from fineweb_shards.tokenizers.definition import GPT2_DEFINITION, Definition, read_definition

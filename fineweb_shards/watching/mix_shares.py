@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from fineweb_shards.store.manifest import InputPart, Manifest
+from fineweb_shards.output.manifest import InputPart, Manifest
 from fineweb_shards.types import Cursors, Taken
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.run_files import PartShare

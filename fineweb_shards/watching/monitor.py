@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fineweb_shards.errors import Interrupted, ShardError, exit_code_of
 from fineweb_shards.events import Event
 from fineweb_shards.executors.base import Executor
-from fineweb_shards.store.store import OutputSpec
+from fineweb_shards.output.store import OutputSpec
 from fineweb_shards.watching.progress import Progress, Speedometer
 from fineweb_shards.watching.run_files import Heartbeat, Invocation, RunRecord, Snapshot, State
 

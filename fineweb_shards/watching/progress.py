@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fineweb_shards.events import Event, Observer
-from fineweb_shards.store.manifest import Manifest
+from fineweb_shards.output.manifest import Manifest
 from fineweb_shards.types import Cursors, ShardRecord, Taken
 from fineweb_shards.units import show_number_of
 from fineweb_shards.watching.mix_shares import find_shares

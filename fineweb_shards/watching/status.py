@@ -15,9 +15,9 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fineweb_shards.store.manifest import Manifest, find_manifest
-from fineweb_shards.store.opening import missing_manifest_error
-from fineweb_shards.store.store import Store
+from fineweb_shards.output.manifest import Manifest, find_manifest
+from fineweb_shards.output.opening import missing_manifest_error
+from fineweb_shards.output.store import Store
 from fineweb_shards.system.shell_commands import NOT_RESUMABLE, runnable_here
 from fineweb_shards.system.terminal import printable, terminal_size, wrap
 from fineweb_shards.units import show_bytes, show_count, show_number_of, show_seconds

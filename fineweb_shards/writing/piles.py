@@ -33,11 +33,11 @@ from fineweb_shards.formats.piles import (
     object_name,
     pile_errors,
 )
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import ManifestFile
-from fineweb_shards.store.pile_objects import add_list_block, remove_objects
-from fineweb_shards.store.shard_files import PileWork, prepare_piles, sizes_of
-from fineweb_shards.store.store import OutputSpec
+from fineweb_shards.output.manifest import Manifest
+from fineweb_shards.output.manifest_file import ManifestFile
+from fineweb_shards.output.pile_objects import add_list_block, remove_objects
+from fineweb_shards.output.shard_files import PileWork, prepare_piles, sizes_of
+from fineweb_shards.output.store import OutputSpec
 from fineweb_shards.stream.packer import PackedTotals, Packer
 from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.shuffle import CHECKSUMS, Listed, PileState, Shuffler

@@ -26,12 +26,12 @@ import numpy as np
 from fineweb_shards.errors import DiskFullError, Interrupted, OutputError, ShardError
 from fineweb_shards.executors.base import DataPlane
 from fineweb_shards.layouts.base import Numbering, ShardFormat, tokens_of
-from fineweb_shards.store.cleanup import remove_leftovers, remove_outdated_files
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.manifest_file import ManifestFile, save_manifest
-from fineweb_shards.store.shard_files import list_files
-from fineweb_shards.store.sidecars import FinishedFile, list_finished
-from fineweb_shards.store.store import GrowingPart, OutputSpec, Segment, Store
+from fineweb_shards.output.cleanup import remove_leftovers, remove_outdated_files
+from fineweb_shards.output.manifest import Manifest
+from fineweb_shards.output.manifest_file import ManifestFile, save_manifest
+from fineweb_shards.output.shard_files import list_files
+from fineweb_shards.output.sidecars import FinishedFile, list_finished
+from fineweb_shards.output.store import GrowingPart, OutputSpec, Segment, Store
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.section import Section
 from fineweb_shards.system.durable import output_errors

@@ -11,9 +11,9 @@ from fineweb_shards.commands import arguments as bundled
 from fineweb_shards.commands.arguments import read_config, read_store
 from fineweb_shards.commands.main import main, parse
 from fineweb_shards.errors import UsageError
+from fineweb_shards.output.folder_store import FolderStore
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.resources import plan_budget
-from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.units import show_number_of
 
 ROOT = Path(__file__).parent.parent.parent

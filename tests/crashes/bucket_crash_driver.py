@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fineweb_shards.store import bucket_store, bucket_work_folder
+from fineweb_shards.output import bucket_store, bucket_work_folder
 from tests.support import runs
 from tests.support.bucket_server import use_small_parts
 

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from fineweb_shards.output.folder_store import FolderStore
 from fineweb_shards.run import shuffle
-from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system import own_files
 from fineweb_shards.writing import piles
 from tests.support import reference, runs

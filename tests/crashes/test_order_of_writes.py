@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fineweb_shards.store.shard_files import growing_path
+from fineweb_shards.output.shard_files import growing_path
 from tests.support import reference, runs
 from tests.support.documents import make_documents
 from tests.support.inputs import write_parquet

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import Manifest
 from fineweb_shards.reading import verify
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run import shuffle
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.writing import piles
 from tests.exactness.test_shuffles import cut
 from tests.support import layout_reference, mix_reference, reference, runs, shuffle_reference

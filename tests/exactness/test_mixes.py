@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.output.folder_store import FolderStore
 from fineweb_shards.reading.verify import verify_folder
-from fineweb_shards.store.folder_store import FolderStore
 from tests.conftest import THREE_LAYOUTS
 from tests.support import inline, layout_reference, mix_reference, reference, runs
 from tests.support.documents import make_documents

@@ -12,9 +12,9 @@ import pytest
 
 import fineweb_shards
 from fineweb_shards.errors import UsageError
+from fineweb_shards.output.folder_store import FolderStore
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config_sources import load_config
-from fineweb_shards.store.folder_store import FolderStore
 from tests.support import inline, layout_reference, reference, runs
 from tests.support.documents import make_documents
 from tests.support.inputs import write_csv, write_jsonl, write_text

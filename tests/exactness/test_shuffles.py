@@ -25,13 +25,13 @@ from fineweb_shards.executors.base import InProcessPlane
 from fineweb_shards.formats import jsonl
 from fineweb_shards.formats import piles as pile_format
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import load_manifest
+from fineweb_shards.output.store import OutputSpec
 from fineweb_shards.reading import verify
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run import resources, shuffle
 from fineweb_shards.run.config import Config
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import load_manifest
-from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.section import Section
 from fineweb_shards.system.durable import is_locked
 from fineweb_shards.types import ShardSlice

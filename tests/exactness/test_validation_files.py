@@ -13,10 +13,10 @@ import pytest
 
 from fineweb_shards.errors import BadFileError, ChangedError, InputError
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.output.folder_store import FolderStore
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.report.contents import report_path
 from fineweb_shards.sources.hub_files import ListedFile, Listing
-from fineweb_shards.store.folder_store import FolderStore
 from tests.support import inline, layout_reference, reference, runs
 from tests.support.documents import make_documents
 from tests.support.inputs import write_gzip, write_jsonl, write_parquet, write_text

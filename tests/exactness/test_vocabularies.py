@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from fineweb_shards.store.manifest import load_manifest
+from fineweb_shards.output.manifest import load_manifest
 from fineweb_shards.tokenizers.builtin_vocabularies import PATTERNS
 from fineweb_shards.tokenizers.references import load_token_bytes
 from fineweb_shards.tokenizers.trial import hostile_strings

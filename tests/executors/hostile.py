@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store import shard_files
-from fineweb_shards.store.shard_files import TokenWriter
+from fineweb_shards.output import shard_files
+from fineweb_shards.output.shard_files import TokenWriter
 from fineweb_shards.system import retry
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, Tokens

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fineweb_shards.errors import DamageError, WorkerError
 from fineweb_shards.executors.messages import FileOrder, FileResult
 from fineweb_shards.executors.task import MAXIMUM_DEATHS, MAXIMUM_KILLS, Death, DeathKind, FileTasks
-from fineweb_shards.store.store import Segment
+from fineweb_shards.output.store import Segment
 
 CRASH = Death(DeathKind.CRASHED, "was killed by signal 11")
 KILL = Death(DeathKind.KILLED, "was killed by signal 9")

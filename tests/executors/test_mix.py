@@ -18,12 +18,12 @@ from fineweb_shards.executors import messages, scheduled_executor
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.schedule import Schedule
 from fineweb_shards.formats.parquet import ParquetFormat
+from fineweb_shards.output.manifest import Manifest
 from fineweb_shards.run.build import run
 from fineweb_shards.run.job import open_manifest
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.storage.hub import HubOnDiskPlace
 from fineweb_shards.storage.place import BUCKET, HUB, HUB_ON_DISK, HubRef
-from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch
 from fineweb_shards.watching.progress import Progress

@@ -16,8 +16,8 @@ from fineweb_shards.executors import schedule, task
 from fineweb_shards.executors.local import pool
 from fineweb_shards.executors.local.executor import LocalExecutor
 from fineweb_shards.executors.local.pool import WorkerProcess
+from fineweb_shards.output.resume_rules import check_batch_bytes
 from fineweb_shards.sources.source import Parts
-from fineweb_shards.store.resume_rules import check_batch_bytes
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.tokenizers.encoder import make_mender
 from fineweb_shards.types import EncodedBlock

@@ -33,10 +33,10 @@ if importlib.util.find_spec("ray") is None:
 
 from fineweb_shards.executors.ray.worker import MARK_FILE
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import load_manifest
+from fineweb_shards.output.opening import scratch_folder
 from fineweb_shards.reading.verify import verify_folder
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import load_manifest
-from fineweb_shards.store.opening import scratch_folder
 from tests.conftest import THREE_LAYOUTS
 from tests.exactness.test_mixes import Mix, Part, draw_mix, toml_of
 from tests.executors import poison

@@ -28,12 +28,12 @@ from fineweb_shards.executors.ray.board import (
     pack_vocabulary,
     unpacked,
 )
+from fineweb_shards.output import cleanup, shard_files
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.shard_files import Contents
+from fineweb_shards.output.store import Segment
 from fineweb_shards.sources.source import Parts
 from fineweb_shards.storage.place import BUCKET
-from fineweb_shards.store import cleanup, shard_files
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.shard_files import Contents
-from fineweb_shards.store.store import Segment
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.shared_memory import SharedBytes
 from fineweb_shards.texts import Texts

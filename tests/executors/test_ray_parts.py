@@ -19,7 +19,7 @@ from fineweb_shards.executors.ray.cluster import LOST, find_address, load_ray
 from fineweb_shards.executors.ray.executor import RayExecutor, cut_out
 from fineweb_shards.executors.ray.file_tasks import Attempt, Unwritten
 from fineweb_shards.executors.scheduled_executor import Waits
-from fineweb_shards.store.store import Segment
+from fineweb_shards.output.store import Segment
 from fineweb_shards.system.shell_commands import install_command
 from fineweb_shards.types import Placement
 from tests.support import inline, runs

@@ -16,10 +16,10 @@ from fineweb_shards.errors import ShardError, WorkerError
 from fineweb_shards.executors import task
 from fineweb_shards.executors.local import pool, worker
 from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.output import shard_files
+from fineweb_shards.output.folder_store import FolderStore
 from fineweb_shards.reading import verify
 from fineweb_shards.sources.source import Parts
-from fineweb_shards.store import shard_files
-from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.background import in_background
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.types import Batch
@@ -34,14 +34,14 @@ EXPECTED = reference.stream(DOCUMENTS).tolist()
 
 # Every place where the package starts threads, each with a test below or, for the monitor, in
 # tests/watching/test_monitor.py, for what is read ahead in tests/storage/test_read_ahead.py, for a bucket's lock in
-# tests/store/test_bucket_lock.py, for waits before a run in tests/watching/test_status.py. Of a worker's actions,
+# tests/output/test_bucket_lock.py, for waits before a run in tests/watching/test_status.py. Of a worker's actions,
 # `write_blocks` and `finish_files` are in test_unwritten.py.
 INVENTORY = {
     "api/process.py": 1,  # its end is told, however it ends
     "executors/local/pool.py": 1,
     "executors/local/worker.py": 1,
     "storage/streams.py": 1,
-    "store/bucket_work_folder.py": 1,
+    "output/bucket_work_folder.py": 1,
     "system/background.py": 2,  # both raise, where it is asked for, what a thread has raised
     "system/signals.py": 2,  # one watches the caller of the library, one signals again
     "watching/monitor.py": 2,  # with the reporter

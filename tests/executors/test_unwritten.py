@@ -17,9 +17,9 @@ import pytest
 from fineweb_shards.errors import DiskFullError, OutputError, ShardError, WorkerError
 from fineweb_shards.executors import task
 from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.output.manifest import Manifest
 from fineweb_shards.run.build import run
 from fineweb_shards.run.job import open_manifest
-from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.watching.progress import Progress

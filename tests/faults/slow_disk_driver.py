@@ -9,8 +9,8 @@ import time
 from fineweb_shards.commands import main as cli
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
+from fineweb_shards.output.shard_files import TokenWriter
 from fineweb_shards.run import build
-from fineweb_shards.store.shard_files import TokenWriter
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, Tokens
 

@@ -19,12 +19,12 @@ import pytest
 
 from fineweb_shards.errors import DiskFullError, OutputError
 from fineweb_shards.formats import piles as pile_format
+from fineweb_shards.output import sidecars
+from fineweb_shards.output.manifest import Manifest, load_manifest
 from fineweb_shards.reading import verify
 from fineweb_shards.run import shuffle
 from fineweb_shards.run.plan import make_plan
 from fineweb_shards.run.resources import check_needs
-from fineweb_shards.store import sidecars
-from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.units import show_bytes
 from fineweb_shards.writing import piles, placement
 from tests.support import inline, layout_reference, reference, runs, shuffle_reference

@@ -15,8 +15,8 @@ from fineweb_shards.formats import piles
 from fineweb_shards.formats.base import PileSettings
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
+from fineweb_shards.output.shard_files import PileWork, TokenWriter
 from fineweb_shards.run.resources import PARENT_BYTES
-from fineweb_shards.store.shard_files import PileWork, TokenWriter
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.types import Placement, Positions
 from fineweb_shards.vocabulary import GPT2

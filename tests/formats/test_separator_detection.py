@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from fineweb_shards.errors import UsageError
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import load_manifest
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import make_job
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import load_manifest
 from tests.support import inline, reference, runs
 from tests.support.bucket_server import Door
 from tests.support.inputs import write_text

@@ -12,8 +12,8 @@ import pytest
 
 from fineweb_shards.errors import OutputError, UsageError
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.output.folder_store import FolderStore
 from fineweb_shards.reading.verify import verify_folder
-from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.stream.split import SplitRule
 from tests.support import layout_reference, runs
 from tests.support.documents import make_documents

@@ -18,10 +18,10 @@ from fineweb_shards.events import Observer
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.sidecar import DocumentIndex, FileFacts, Sidecar, parts_of_all
-from fineweb_shards.store import sidecars
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.sidecars import FinishedFile, check_sidecars, have_sidecars, write_sidecars
-from fineweb_shards.store.store import FoundFile
+from fineweb_shards.output import sidecars
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.sidecars import FinishedFile, check_sidecars, have_sidecars, write_sidecars
+from fineweb_shards.output.store import FoundFile
 from fineweb_shards.types import Positions
 from fineweb_shards.vocabulary import GPT2
 from tests.support import layout_reference

@@ -19,7 +19,7 @@ import pytest
 from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.loader import ShardLoader
 from fineweb_shards.loader import shards as shards_module
-from fineweb_shards.store.shard_files import growing_path
+from fineweb_shards.output.shard_files import growing_path
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.retry import Clock
 from tests.support import loader_reference, reference, runs

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fineweb_shards.errors import OutputError
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.store import FoundFile
 from fineweb_shards.reading.verify import verify_folder
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.store import FoundFile
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.own_files import WORK_FOLDER
 from tests.support import inline, runs

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest_file import save_manifest
 from fineweb_shards.report import contents
 from fineweb_shards.report.contents import Facts
 from fineweb_shards.report.page import render_page, write_report
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.types import Quarantined
 from fineweb_shards.watching.run_files import Heartbeat, History, Invocation, Mark
 from fineweb_shards.watching.status import Status

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import Manifest
 from fineweb_shards.report.contents import Facts, Section, Table, list_parts
 from fineweb_shards.report.page import render_page
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.watching.run_files import History
 from fineweb_shards.watching.status import Status
 from tests.report.page_payloads import PAYLOADS

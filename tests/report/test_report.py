@@ -20,15 +20,15 @@ import pytest
 from fineweb_shards.events import Event
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import load_manifest
+from fineweb_shards.output.manifest_file import save_manifest
 from fineweb_shards.reading import statistics as shard_statistics
 from fineweb_shards.reading.statistics import bucket_range, count_sample, spell, take_samples
 from fineweb_shards.report import contents
 from fineweb_shards.report.contents import count_left_out, gather_facts
 from fineweb_shards.report.page import write_report
 from fineweb_shards.run.config import Config
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import load_manifest
-from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 from fineweb_shards.vocabulary import GPT2

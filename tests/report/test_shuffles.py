@@ -7,10 +7,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import load_manifest
 from fineweb_shards.report.contents import gather_facts, list_parts, list_runs, make_headline
 from fineweb_shards.report.page import render_page
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.watching.run_files import Heartbeat, Invocation
 from tests.support import inline, reference, runs
 from tests.support.documents import make_documents

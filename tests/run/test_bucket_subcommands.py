@@ -14,9 +14,9 @@ import pytest
 from fineweb_shards.commands import folders
 from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
+from fineweb_shards.output.opening import open_store_to_read
 from fineweb_shards.run import export as export_module
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.store.opening import open_store_to_read
 from fineweb_shards.watching.status import read_status
 from tests.support import inline, runs
 from tests.support.bucket_folders import upload_folder
@@ -238,5 +238,5 @@ def test_a_lock_that_nobody_renews_is_no_run(made: Path, bucket_url: str, monkey
     store = open_store_to_read(f"{bucket_url}/a", Observer())
     assert store.is_locked()
     now = time.time
-    monkeypatch.setattr("fineweb_shards.store.bucket_work_folder.time.time", lambda: now() + 61)
+    monkeypatch.setattr("fineweb_shards.output.bucket_work_folder.time.time", lambda: now() + 61)
     assert not store.is_locked()

@@ -13,9 +13,9 @@ import pytest
 from fineweb_shards.errors import ChangedError, DamageError, InputError, Interrupted, UsageError
 from fineweb_shards.executors.base import InProcessPlane
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.output.folder_store import FolderStore
 from fineweb_shards.reading import verify
 from fineweb_shards.reading.verify import verify_folder
-from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.writing.placement import Output
 from tests.support import layout_reference, reference, runs
 from tests.support.documents import make_documents

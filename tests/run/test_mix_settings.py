@@ -15,10 +15,10 @@ from fineweb_shards.api.values import MixedFolder
 from fineweb_shards.commands.arguments import read_config
 from fineweb_shards.commands.main import SUBCOMMANDS, make_parsers
 from fineweb_shards.errors import ChangedError, UsageError
+from fineweb_shards.output.manifest import InputPart, Manifest, divide_settings
+from fineweb_shards.output.resume_rules import check_settings
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.config_sources import load_config
-from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
-from fineweb_shards.store.resume_rules import check_settings
 from fineweb_shards.stream.mix import MixRule
 from fineweb_shards.units import parse_weight
 from tests.support import inline, runs

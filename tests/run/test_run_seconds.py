@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fineweb_shards.output.manifest import Manifest
 from fineweb_shards.run import build as build_module
 from fineweb_shards.run.job import Job
-from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.watching.progress import Progress
 from tests.support import inline
 from tests.support.documents import make_documents

@@ -10,12 +10,12 @@ import pytest
 
 from fineweb_shards.commands.build import plan_lines, plan_values, verdict_on
 from fineweb_shards.errors import DiskFullError
+from fineweb_shards.output.manifest import load_manifest
+from fineweb_shards.output.store import OutputSpec
 from fineweb_shards.run import resources, shuffle
 from fineweb_shards.run.estimate import Extent
 from fineweb_shards.run.plan import Plan, make_plan
 from fineweb_shards.run.resources import DiskNeed, Rest, check_needs, find_needs
-from fineweb_shards.store.manifest import load_manifest
-from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.shuffle import PileState
 from fineweb_shards.system.machine import disk_of
 from fineweb_shards.types import Cursor

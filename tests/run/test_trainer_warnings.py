@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import Manifest
+from fineweb_shards.output.shard_files import list_files
+from fineweb_shards.output.store import OutputSpec
 from fineweb_shards.run import build
 from fineweb_shards.run.output_text import expect_files, output_notes, output_warnings, reader_warnings, stray_warnings
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.shard_files import list_files
-from fineweb_shards.store.store import OutputSpec
 from fineweb_shards.stream.split import SplitRule
 from fineweb_shards.vocabulary import GPT2
 from tests.support import inline, reference, runs

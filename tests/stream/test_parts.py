@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from fineweb_shards.errors import ChangedError, DamageError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.local.executor import LocalExecutor
+from fineweb_shards.output.manifest import FILE_NAME, load_manifest
 from fineweb_shards.run.job import Job
 from fineweb_shards.run.stream import QUARANTINE_NAME, report_problems
-from fineweb_shards.store.manifest import FILE_NAME, load_manifest
 from fineweb_shards.stream.length_limits import LengthLimits, leave_out
 from fineweb_shards.stream.packer import PackedTotals, Packer
 from fineweb_shards.stream.section import NO_POSITIONS, Section

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fineweb_shards.output.manifest import InputPart, Manifest
 from fineweb_shards.run.config import Config
-from fineweb_shards.store.manifest import InputPart, Manifest
 from fineweb_shards.types import Counts, Cursor, ShardRecord, Taken
 from fineweb_shards.watching.run_files import Snapshot, State
 from tests.support import runs

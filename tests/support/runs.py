@@ -19,6 +19,9 @@ from fineweb_shards.events import Observer
 from fineweb_shards.executors.encode_batch import WorkerSpec
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
+from fineweb_shards.output.cleanup import tidy_finished
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import InputPart, Manifest, divide_settings
 from fineweb_shards.run.build import run, run_passes
 from fineweb_shards.run.config import DEFAULT_SHARD_TOKENS, Config
 from fineweb_shards.run.export import export as export_shards
@@ -27,9 +30,6 @@ from fineweb_shards.run.export_mix import make_mix_job
 from fineweb_shards.run.job import Job, make_job, open_manifest
 from fineweb_shards.run.shuffle import find_piles
 from fineweb_shards.sources.source import Parts
-from fineweb_shards.store.cleanup import tidy_finished
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import InputPart, Manifest, divide_settings
 from fineweb_shards.system.retry import Disk
 from fineweb_shards.tokenizers import resolve_engine
 from fineweb_shards.tokenizers.encoder import Encoder, TokenJoiner, make_mender

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from fineweb_shards.output.manifest import Manifest, load_manifest
 from fineweb_shards.run import shuffle
 from fineweb_shards.run.stream import Running
-from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.writing import piles
 
 PILES = 3

@@ -11,8 +11,8 @@ import pytest
 
 import fineweb_shards
 from fineweb_shards.errors import OutputError
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import load_manifest
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import load_manifest
 from fineweb_shards.system import own_files
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.own_files import WORK_FOLDER, ForeignFileError, claim_folder, open_own, read_file
@@ -34,8 +34,8 @@ ELSEWHERE = {
     "executors/ray/board.py": {"write_bytes"},  # in a new folder that nobody else can write to
     "storage/hub.py": {"truncate"},  # of a file that is open
     "storage/local.py": {"open"},  # a pipe of the input, to read from
-    "store/folder_store.py": {"truncate"},  # of a file that is open
-    "store/shard_files.py": {"truncate"},  # the same, as in the next two
+    "output/folder_store.py": {"truncate"},  # of a file that is open
+    "output/shard_files.py": {"truncate"},  # the same, as in the next two
     "formats/piles.py": {"truncate"},
     "writing/placement.py": {"truncate"},
     "reading/token_file.py": {"memmap"},  # to read, as in the next one

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards import api
+from fineweb_shards.output.manifest import Manifest
 from fineweb_shards.run.output_text import result_lines
-from fineweb_shards.store.manifest import Manifest
 from fineweb_shards.system.json_values import make
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Cursor, Taken

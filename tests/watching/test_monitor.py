@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.errors import Interrupted, NetworkError
+from fineweb_shards.output.folder_store import FolderStore
 from fineweb_shards.report.contents import FILE_NAME as REPORT
 from fineweb_shards.report.page import closing_lines, write_report
-from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system import durable
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.own_files import WORK_FOLDER

@@ -16,9 +16,9 @@ import pytest
 
 from fineweb_shards.errors import ShardError
 from fineweb_shards.events import Event
+from fineweb_shards.output.folder_store import FolderStore
 from fineweb_shards.report.contents import gather_facts
 from fineweb_shards.report.page import render_page
-from fineweb_shards.store.folder_store import FolderStore
 from fineweb_shards.system.durable import FolderLock
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.watching.run_files import Heartbeat, History, Invocation, Snapshot, load_history

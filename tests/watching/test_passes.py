@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from fineweb_shards.output.manifest import Manifest, load_manifest
 from fineweb_shards.run.config import Config
-from fineweb_shards.store.manifest import Manifest, load_manifest
 from fineweb_shards.stream.shuffle import PileState
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, ShardRecord

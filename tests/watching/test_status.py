@@ -19,9 +19,9 @@ from typing import IO
 import pytest
 
 from fineweb_shards import errors
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest_file import save_manifest
 from fineweb_shards.run.config import Config
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest_file import save_manifest
 from fineweb_shards.system import durable
 from fineweb_shards.system.durable import FolderLock, is_locked
 from fineweb_shards.system.own_files import WORK_FOLDER

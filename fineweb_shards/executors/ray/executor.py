@@ -50,8 +50,8 @@ from fineweb_shards.executors.ray.file_tasks import Attempt, NodeTasks, Share, S
 from fineweb_shards.executors.ray.worker import MARK_FILE, RUN_PREFIX, encode_batches
 from fineweb_shards.executors.scheduled_executor import REMOTE_BATCHES, ScheduledExecutor
 from fineweb_shards.executors.task import Death
-from fineweb_shards.store.shard_files import PileWork
-from fineweb_shards.store.store import Segment
+from fineweb_shards.output.shard_files import PileWork
+from fineweb_shards.output.store import Segment
 from fineweb_shards.system.durable import write_quickly
 from fineweb_shards.system.machine import own_memory_bytes
 from fineweb_shards.system.own_files import WORK_FOLDER, make_folder

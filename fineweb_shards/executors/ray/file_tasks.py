@@ -30,8 +30,8 @@ from fineweb_shards.executors.ray.cluster import explain_failure, load_ray
 from fineweb_shards.executors.ray.worker import FileProcess
 from fineweb_shards.executors.scheduled_executor import Waits
 from fineweb_shards.executors.task import FileTask
-from fineweb_shards.store.shard_files import PileWork
-from fineweb_shards.store.store import Segment
+from fineweb_shards.output.shard_files import PileWork
+from fineweb_shards.output.store import Segment
 from fineweb_shards.types import Placement
 
 Key = tuple[int, int]  # the numbers of a batch and of its block

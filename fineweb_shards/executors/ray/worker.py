@@ -29,9 +29,9 @@ from fineweb_shards.executors.messages import FileOrder, FileResult, StoredToken
 from fineweb_shards.executors.ray.board import EncodedBatch, Shipment, TaskResult, apply_environment, unpacked
 from fineweb_shards.executors.ray.cluster import load_ray
 from fineweb_shards.executors.task import Death, DeathKind
+from fineweb_shards.output.shard_files import PileWork
+from fineweb_shards.output.store import Segment
 from fineweb_shards.storage.place import LOCAL
-from fineweb_shards.store.shard_files import PileWork
-from fineweb_shards.store.store import Segment
 from fineweb_shards.system.machine import apply_priority
 from fineweb_shards.system.memory_guard import MemoryGuard
 from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, read_file, refuse_link

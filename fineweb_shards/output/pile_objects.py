@@ -12,7 +12,7 @@ from pathlib import Path
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.piles import OBJECTS, digest_of, pile_errors
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store.store import Store
+from fineweb_shards.output.store import Store
 from fineweb_shards.stream.shuffle import PileState
 from fineweb_shards.system.durable import output_errors, write_quickly
 from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, make_folder, open_own

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.errors import OutputError
+from fineweb_shards.output.bucket_store import BucketStore
+from fineweb_shards.output.bucket_work_folder import BEAT_SECONDS, OBJECT_NAME, MirroredFiles
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.store.bucket_store import BucketStore
-from fineweb_shards.store.bucket_work_folder import BEAT_SECONDS, OBJECT_NAME, MirroredFiles
 from tests.support.bucket_server import Door, Fault
 from tests.support.doubles import Listener
 
@@ -69,7 +69,7 @@ def test_what_a_killed_run_had_not_copied_yet_stays(
     open_store: Callable[[str], BucketStore], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lock is still there, so nobody else can have written anything since."""
-    monkeypatch.setattr("fineweb_shards.store.bucket_work_folder.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("fineweb_shards.output.bucket_work_folder.BEAT_SECONDS", 0.05)
     store = open_store("here")
     with store.lock(Listener()):
         append(store, "one\n")
@@ -104,8 +104,8 @@ def test_what_could_not_be_copied_at_the_end_stays(
     open_store: Callable[[str], BucketStore], bucket: Bucket, door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock stays as well, which says so to the next run; others wait until it is old."""
-    monkeypatch.setattr("fineweb_shards.store.bucket_work_folder.BEAT_SECONDS", 0.05)
-    monkeypatch.setattr("fineweb_shards.store.bucket_work_folder._LONGEST_BEAT_OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr("fineweb_shards.output.bucket_work_folder.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("fineweb_shards.output.bucket_work_folder._LONGEST_BEAT_OUTAGE_SECONDS", 0.0)
     store = open_store("here")
     with store.lock(Listener()):
         append(store, "one\n")

@@ -11,9 +11,9 @@ import pytest
 
 from fineweb_shards.errors import LockedError, NetworkError
 from fineweb_shards.events import Observer
+from fineweb_shards.output import bucket_work_folder
+from fineweb_shards.output.opening import open_store
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.store import bucket_work_folder
-from fineweb_shards.store.opening import open_store
 from tests.support import layout_reference, runs
 from tests.support.bucket_server import forget_everything
 from tests.support.bucket_view import is_output

@@ -13,10 +13,10 @@ import pytest
 
 from fineweb_shards.errors import DamageError, OutputError, UsageError
 from fineweb_shards.layouts import LAYOUTS, get_layout
+from fineweb_shards.output.cleanup import plan_deletion, start_over
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import load_manifest
 from fineweb_shards.run.build import build
-from fineweb_shards.store.cleanup import plan_deletion, start_over
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import load_manifest
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.watching.screen import Screen
 from tests.support import inline, reference, runs
@@ -245,7 +245,7 @@ def test_an_interrupted_repair_leaves_no_stranger(tmp_path: Path) -> None:
     documents = make_documents(60, seed=51)
     out = make_folder(tmp_path)
     (out / "edufineweb_train_000001.npy").unlink()
-    from fineweb_shards.store.resume_rules import trim_to_whole_files
+    from fineweb_shards.output.resume_rules import trim_to_whole_files
     from fineweb_shards.writing.placement import begin_output
 
     manifest = load_manifest(out)

@@ -11,10 +11,10 @@ import pytest
 
 from fineweb_shards.errors import ChangedError, InputError
 from fineweb_shards.events import Observer
+from fineweb_shards.output.bucket_store import BucketStore
+from fineweb_shards.output.store import Segment
 from fineweb_shards.reading.verify import fetch_range
 from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.store.bucket_store import BucketStore
-from fineweb_shards.store.store import Segment
 from tests.support.bucket_folders import part_name
 from tests.support.bucket_server import Door
 

@@ -28,7 +28,7 @@ from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.piles import OBJECTS, copy_ranges, digest_of, list_path, pile_errors, pile_name
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.store.store import Segment, Store
+from fineweb_shards.output.store import Segment, Store
 from fineweb_shards.stream.shuffle import MOST_PILES, PileState
 from fineweb_shards.system.durable import output_error, output_errors, sync_folder
 from fineweb_shards.system.machine import allow_files

@@ -20,11 +20,11 @@ from fineweb_shards.errors import ChangedError, NetworkError, OutputError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.local import pool
 from fineweb_shards.layouts import get_layout
+from fineweb_shards.output.cleanup import start_over
+from fineweb_shards.output.manifest import load_manifest
+from fineweb_shards.output.opening import open_store
+from fineweb_shards.output.resume_rules import trim_to_whole_files
 from fineweb_shards.run import resources
-from fineweb_shards.store.cleanup import start_over
-from fineweb_shards.store.manifest import load_manifest
-from fineweb_shards.store.opening import open_store
-from fineweb_shards.store.resume_rules import trim_to_whole_files
 from tests.support import inline, layout_reference, runs
 from tests.support.bucket_server import KEY, SECRET, Door, Fault, use_small_parts
 from tests.support.bucket_view import BucketView, Watcher, check_finished

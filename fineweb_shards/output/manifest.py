@@ -20,8 +20,8 @@ from fineweb_shards.errors import ChangedError, DamageError, OutputError, UsageE
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import Layout, Numbering, ShardFormat, tokens_of
 from fineweb_shards.layouts.sidecar import DocumentIndex, Sidecar
-from fineweb_shards.store import manifest_checks as checks
-from fineweb_shards.store.store import Store
+from fineweb_shards.output import manifest_checks as checks
+from fineweb_shards.output.store import Store
 from fineweb_shards.stream.mix import ALL_EXHAUSTED, MixRule
 from fineweb_shards.stream.packer import PackedTotals
 from fineweb_shards.stream.shuffle import PileState

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from fineweb_shards.errors import OutputError, ShardError
 from fineweb_shards.events import Observer
+from fineweb_shards.output.bucket_store import BucketStore
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import FILE_NAME, Manifest, find_manifest
+from fineweb_shards.output.store import Store
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_address import BucketAddress, is_url
-from fineweb_shards.store.bucket_store import BucketStore
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import FILE_NAME, Manifest, find_manifest
-from fineweb_shards.store.store import Store
 from fineweb_shards.system.own_files import WORK_FOLDER
 
 READING_OUTAGE_SECONDS = 600.0  # how long a read-only command waits for a store that has responded before

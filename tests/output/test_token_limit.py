@@ -10,9 +10,9 @@ import pytest
 
 from fineweb_shards.errors import ChangedError
 from fineweb_shards.layouts import LAYOUTS
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import load_manifest
 from fineweb_shards.reading.verify import verify_folder
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import load_manifest
 from tests.support import layout_reference, runs
 from tests.support.documents import make_documents
 from tests.support.inputs import write_parquet

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from fineweb_shards.events import Observer
-from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES
-from fineweb_shards.store.shard_files import find_file, growing_path
-from fineweb_shards.store.store import FoundFile, GrowingPart, Segment, Store
+from fineweb_shards.output.manifest import FILE_NAME, MOST_BYTES
+from fineweb_shards.output.shard_files import find_file, growing_path
+from fineweb_shards.output.store import FoundFile, GrowingPart, Segment, Store
 from fineweb_shards.system.durable import FolderLock, is_locked, publish, sync_folder, write_file
 from fineweb_shards.system.own_files import (
     WORK_FOLDER,

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from fineweb_shards.errors import ChangedError, concerning
-from fineweb_shards.store.cleanup import find_untracked, list_all_names, our_names, refuse_untracked_shards
-from fineweb_shards.store.manifest import PART_SETTINGS, Manifest
-from fineweb_shards.store.shard_files import OutputFile, list_files
-from fineweb_shards.store.sidecars import have_sidecars, list_finished, with_sidecars
-from fineweb_shards.store.store import Store
+from fineweb_shards.output.cleanup import find_untracked, list_all_names, our_names, refuse_untracked_shards
+from fineweb_shards.output.manifest import PART_SETTINGS, Manifest
+from fineweb_shards.output.shard_files import OutputFile, list_files
+from fineweb_shards.output.sidecars import have_sidecars, list_finished, with_sidecars
+from fineweb_shards.output.store import Store
 from fineweb_shards.types import Quarantined, ShardRecord
 from fineweb_shards.vocabulary import Vocabulary
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from fineweb_shards.errors import LockedError, OutputError
+from fineweb_shards.output import bucket_work_folder
+from fineweb_shards.output.bucket_store import BucketStore
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_client import ConflictError
-from fineweb_shards.store import bucket_work_folder
-from fineweb_shards.store.bucket_store import BucketStore
 from fineweb_shards.system.background import in_background
 from tests.support.bucket_server import Door, Fault
 from tests.support.bucket_view import BucketView

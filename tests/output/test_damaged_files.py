@@ -17,10 +17,10 @@ from fineweb_shards.commands import inspect
 from fineweb_shards.errors import InputError, ShardError
 from fineweb_shards.layouts import LAYOUTS
 from fineweb_shards.loader import ShardLoader
+from fineweb_shards.output.folder_store import FolderStore
 from fineweb_shards.reading import inspection
 from fineweb_shards.reading.token_file import open_token_file
 from fineweb_shards.reading.verify import verify_folder
-from fineweb_shards.store.folder_store import FolderStore
 from tests.support import runs
 from tests.support.documents import make_documents
 from tests.support.inputs import write_jsonl

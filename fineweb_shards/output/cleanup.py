@@ -19,11 +19,11 @@ from fineweb_shards.errors import OutputError, UsageError
 from fineweb_shards.formats.piles import FOLDER as PILE_FOLDER
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.sidecar import INDEX_FOLDER
+from fineweb_shards.output.manifest import FILE_NAME, Manifest, load_manifest
+from fineweb_shards.output.shard_files import growing_path, list_files
+from fineweb_shards.output.sidecars import with_sidecars
+from fineweb_shards.output.store import Store
 from fineweb_shards.sources.hub_files import DOWNLOAD_FOLDER
-from fineweb_shards.store.manifest import FILE_NAME, Manifest, load_manifest
-from fineweb_shards.store.shard_files import growing_path, list_files
-from fineweb_shards.store.sidecars import with_sidecars
-from fineweb_shards.store.store import Store
 from fineweb_shards.system.durable import is_lock_name, output_errors
 from fineweb_shards.system.own_files import WORK_FOLDER, refuse_foreign_files, refuse_link
 from fineweb_shards.system.terminal import in_notebook, printable

@@ -17,9 +17,9 @@ from typing import BinaryIO
 from fineweb_shards.events import Observer
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.sidecar import FileFacts, Sidecar, SidecarPart, parts_of_all
-from fineweb_shards.store.manifest import Manifest
-from fineweb_shards.store.shard_files import growing_path, list_files
-from fineweb_shards.store.store import FoundFile, Store
+from fineweb_shards.output.manifest import Manifest
+from fineweb_shards.output.shard_files import growing_path, list_files
+from fineweb_shards.output.store import FoundFile, Store
 from fineweb_shards.system.background import map_in_background
 from fineweb_shards.system.durable import output_error
 from fineweb_shards.system.own_files import make_folder, open_own

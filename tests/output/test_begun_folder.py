@@ -10,12 +10,12 @@ import pytest
 from fineweb_shards.errors import ChangedError, OutputError
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import choose_digits
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import load_manifest
+from fineweb_shards.output.manifest_file import save_manifest
+from fineweb_shards.output.resume_rules import move_limit
 from fineweb_shards.run.config import Config
 from fineweb_shards.run.job import pinned_commit
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import load_manifest
-from fineweb_shards.store.manifest_file import save_manifest
-from fineweb_shards.store.resume_rules import move_limit
 from tests.support import reference, runs
 from tests.support.inputs import write_text
 

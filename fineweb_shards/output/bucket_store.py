@@ -23,12 +23,12 @@ from typing import Any, BinaryIO, ClassVar
 
 from fineweb_shards.errors import ChangedError, InputError, LockedError, OutputError
 from fineweb_shards.events import Event, Observer
+from fineweb_shards.output.bucket_work_folder import BucketLock, MirroredFiles, is_bucket_locked
+from fineweb_shards.output.manifest import FILE_NAME, MOST_BYTES
+from fineweb_shards.output.store import FoundFile, GrowingPart, Segment, Store
 from fineweb_shards.storage.bucket import Bucket
 from fineweb_shards.storage.bucket_requests import PROBE_PREFIX, ObjectInfo, Version
 from fineweb_shards.storage.place import open_in_order, plain_etag
-from fineweb_shards.store.bucket_work_folder import BucketLock, MirroredFiles, is_bucket_locked
-from fineweb_shards.store.manifest import FILE_NAME, MOST_BYTES
-from fineweb_shards.store.store import FoundFile, GrowingPart, Segment, Store
 from fineweb_shards.system.durable import FolderLock, output_errors, write_file
 from fineweb_shards.system.own_files import WORK_FOLDER, make_folder, open_own, refuse_other_kinds
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from fineweb_shards.errors import ChangedError, DamageError, OutputError
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import FILE_NAME, FORMAT_VERSION, Manifest, load_manifest
+from fineweb_shards.output.manifest_file import ManifestFile, save_manifest
+from fineweb_shards.output.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.reading.verify import verify_folder
 from fineweb_shards.run.config import Config
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import FILE_NAME, FORMAT_VERSION, Manifest, load_manifest
-from fineweb_shards.store.manifest_file import ManifestFile, save_manifest
-from fineweb_shards.store.resume_rules import check_settings, trim_to_whole_files
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.types import Counts, Cursor, Quarantined, ShardRecord
 from tests.support import layout_reference, reference, runs

@@ -24,11 +24,11 @@ from fineweb_shards.executors.base import InProcessPlane
 from fineweb_shards.layouts import get_layout
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.layouts.build_nanogpt import BuildNanoGPT
-from fineweb_shards.store import shard_files
-from fineweb_shards.store.folder_store import FolderStore
-from fineweb_shards.store.manifest import load_manifest
-from fineweb_shards.store.shard_files import TokenWriter, seal_segment
-from fineweb_shards.store.store import OutputSpec, Segment, Store
+from fineweb_shards.output import shard_files
+from fineweb_shards.output.folder_store import FolderStore
+from fineweb_shards.output.manifest import load_manifest
+from fineweb_shards.output.shard_files import TokenWriter, seal_segment
+from fineweb_shards.output.store import OutputSpec, Segment, Store
 from fineweb_shards.stream.packer import Packer
 from fineweb_shards.stream.section import Section
 from fineweb_shards.stream.split import SplitRule

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fineweb_shards.errors import OutputError
-from fineweb_shards.store.manifest import FILE_NAME, GPT2_FIELDS, MOST_BYTES, InputPart, Manifest, canonical_json
-from fineweb_shards.store.store import Store
+from fineweb_shards.output.manifest import FILE_NAME, GPT2_FIELDS, MOST_BYTES, InputPart, Manifest, canonical_json
+from fineweb_shards.output.store import Store
 from fineweb_shards.stream.shuffle import PileState
 from fineweb_shards.types import ShardRecord
 from fineweb_shards.units import show_number_of
