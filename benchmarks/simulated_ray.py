@@ -52,7 +52,7 @@ def simulated_ray(spec: WorkerSpec, nodes: int, cores: int) -> Iterator[tuple[Ra
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     ray_executor.encode_batches = encode_at_once
     file_tasks.FileProcess = PromptFileProcess  # type: ignore[misc, assignment]
-    with RayExecutor(spec, SimulatedCluster(nodes, cores), out="", shared_folder=True, window_bytes=2**30) as executor:
+    with RayExecutor(spec, SimulatedCluster(nodes, cores), window_bytes=2**30) as executor:
         yield executor, lambda: executor._numbers
 
 
@@ -61,7 +61,7 @@ def encode_at_once(run: str, task: int, orders: bytes) -> tuple[bytes, list[Any]
     batches = tuple(
         EncodedBatch((Encoded(0, encoded_block(order.batch, order.number)),)) for order in pickle.loads(orders)
     )
-    return pickle.dumps(TaskResult(batches, process="simulated")), [_TOKENS]
+    return pickle.dumps(TaskResult(batches)), [_TOKENS]
 
 
 class PromptFileProcess:

@@ -212,8 +212,12 @@ def seal_segment(
     dies, any other can repeat this."""
     with output_errors(store.folder / segment.name):
         if segment.header and not segment.begin:
-            disk = Disk(segment.path.parent, max_wait_seconds, observer)
-            disk.attempt(partial(_write_header, segment))
+
+            def write_header() -> None:  # a reopened file may have one for fewer tokens
+                with output_errors(segment.path), open_own(segment.path, "r+b", buffering=0) as file:
+                    file.write(segment.header)
+
+            Disk(segment.path.parent, max_wait_seconds, observer).attempt(write_header)
         with open_own(segment.path, "rb") as file:
             contents = read_contents(file, shard_format, segment.offset, segment.size_bytes, segment.begin)
         damage = find_damage(contents, shard_format, segment.documents)
@@ -224,12 +228,6 @@ def seal_segment(
             )
         store.add_segment(segment, observer)
     return contents.sha256
-
-
-def _write_header(segment: Segment) -> None:
-    """Write the header. A reopened file may have one for fewer tokens."""
-    with output_errors(segment.path), open_own(segment.path, "r+b", buffering=0) as file:
-        file.write(segment.header)
 
 
 @dataclass(frozen=True)

@@ -240,8 +240,6 @@ def _make_executor(job: Job, manifest: Manifest, observer: Observer) -> Executor
         spec,
         # Unwritten tokens may fill half of the memory of a cluster that is started here.
         Cluster(config.ray_address, budget.workers, 2 * budget.window_bytes, observer),
-        out=output.store.location,
-        shared_folder=not output.store.is_remote,
         scratch=config.pile_folder.parent.parent if config.has_own_pile_folder else None,
         window_bytes=budget.window_bytes,
         most_tasks=config.workers,

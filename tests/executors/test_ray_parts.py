@@ -174,7 +174,7 @@ def test_a_change_of_nodes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     listener = Listener()
     spec = runs.spec_of(runs.job_of(tmp_path / "out", write_jsonl(tmp_path / "a.jsonl", ["one"])).source)
     nodes = SimpleNamespace(nodes=lambda: list(left))
-    executor = RayExecutor(spec, nodes, out="", shared_folder=True, window_bytes=1, observer=listener)
+    executor = RayExecutor(spec, nodes, window_bytes=1, observer=listener)
     executor._look_at_nodes()
     assert (executor.nodes, executor.workers) == (2, 2)
     left.pop()
@@ -187,7 +187,7 @@ def test_a_block_of_the_driver_is_dropped_when_it_is_written(tmp_path: Path, mon
     """In a mix it is placed in several steps, each of which has its tokens in the object store."""
     monkeypatch.setattr(ray_executor, "load_ray", lambda: SimpleNamespace(put=lambda tokens: tokens))
     spec = runs.spec_of(runs.job_of(tmp_path / "out", write_jsonl(tmp_path / "a.jsonl", ["one"])).source)
-    executor = RayExecutor(spec, SimpleNamespace(), out="", shared_folder=True, window_bytes=1)
+    executor = RayExecutor(spec, SimpleNamespace(), window_bytes=1)
     tokens = np.zeros(3, np.uint16)
     executor.place(tokens, [placement("a", 0)], last=False)
     executor.place(tokens, [placement("a", 2)], last=False)

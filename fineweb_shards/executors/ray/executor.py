@@ -72,18 +72,15 @@ _WRITTEN = completed(None)  # true by the time the file is sealed
 
 
 class RayExecutor(ScheduledExecutor[Attempt]):
-    """Tokenizes with tasks on a cluster. `out` is the folder or address for the shards; `shared_folder`: all nodes see
-    that folder, and `scratch`, if the piles of a shuffle are there. `window_bytes` limits the text of streams that the
-    driver keeps; `most_tasks` limits the tasks that encode at once. `quarantined` are documents that earlier runs left
-    out."""
+    """Tokenizes with tasks on a cluster. All nodes see the folder of the shards, unless these are in a bucket, and
+    `scratch`, if the piles of a shuffle are there. `window_bytes` limits the text of streams that the driver keeps;
+    `most_tasks` limits the tasks that encode at once. `quarantined` are documents that earlier runs left out."""
 
     def __init__(
         self,
         spec: WorkerSpec,
         cluster: Cluster,
         *,
-        out: str,
-        shared_folder: bool,
         scratch: Path | None = None,
         window_bytes: int,
         most_tasks: int | None = None,
@@ -95,9 +92,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         self._batches = max(1, min(REMOTE_BATCHES if self._remote else _BATCHES, _TASK_BYTES // largest))
         super().__init__(spec, _ALL, self._batches, quarantined, observer)
         self._cluster = cluster
-        self._out = out
-        self._shared_folder = shared_folder
-        self._shared = (spec.store.folder, *([scratch] if scratch else [])) if shared_folder else ()
+        self._shared = () if spec.store.is_remote else (spec.store.folder, *([scratch] if scratch else []))
         self._most_tasks = most_tasks
         self._window_bytes = window_bytes if spec.source.bytes_by_value > window_bytes else _ALL
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -116,7 +111,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             self._expect,
             self._note_written,
             self._note_losses,
-            creates=not shared_folder,
+            creates=spec.store.is_remote,
             observer=self._observer,
             waits=self._waits,
         )
@@ -132,7 +127,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
             make_folder(folder / WORK_FOLDER)
             write_quickly(folder / WORK_FOLDER / MARK_FILE, mark.encode())
         files = board.pack_vocabulary(self._spec.vocabulary)
-        environment = board.pack_environment(self._spec.source, self._out)
+        environment = board.pack_environment(self._spec.source, self._spec.store.location)
         shipment = board.Shipment(pickle.dumps(self._spec), os.getcwd(), files, environment, self._shared, mark)
         self._board = board.start_board(self._run, shipment)
         self._encode_task = (
@@ -200,7 +195,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
     def _give_out(self) -> None:
         self._look_at_nodes()
         # If tokens that wait for the end of their file take much space, write the largest part early.
-        path, size_bytes = self._unwritten.fullest() if self._shared_folder else (None, 0)
+        path, size_bytes = self._unwritten.fullest() if self._shared else (None, 0)
         is_full = self._schedule.in_flight_bytes > _MUCH * self._window_bytes and not self._files.is_running
         if path is not None and (is_full or size_bytes > _MUCH_OF_A_FILE * self._capacity_bytes):
             self._files.add(self._next_number(), None, self._unwritten.take(path))
@@ -225,7 +220,7 @@ class RayExecutor(ScheduledExecutor[Attempt]):
         if self._schedule.next_pending is not None:
             return True
         # The object stores need space for its tokens, and for those of the batches in flight.
-        held = self._unwritten.unplaced_bytes + (self._unwritten.placed_bytes if self._shared_folder else 0)
+        held = self._unwritten.unplaced_bytes + (self._unwritten.placed_bytes if self._shared else 0)
         fits = held + self._expected_bytes < self._capacity_bytes
         fits = fits and self._schedule.in_flight_bytes < self._window_bytes
         if not fits and (self._running or self._files.is_running):  # otherwise the run would never continue
