@@ -1,26 +1,5 @@
 """All errors shown to a user, with their exit codes and hints at the next step.
 
-    ShardError                      1   something this program did not expect
-    ├── NoMatch                     1   `inspect --grep` found nothing, as with grep
-    ├── UsageError                  2   a flag or a config key is wrong
-    │   └── NoTrainingError         2   unintentionally, all of the input would be for validation
-    ├── InputError                  3   an input is missing, can't be read or contains no document
-    │   ├── BadFileError            3   one file, or a part of it, is damaged (see --on-bad-file)
-    │   └── HubError                3   the hub refuses: no such dataset, config, split or file, or no access;
-    │                                   no retry would change that
-    ├── ChangedError                4   the source or a setting differs from the manifest
-    ├── OutputError                 5   the output folder can't be written
-    │   ├── OutOfNumbersError       5   a shard's number needs more digits than the folder's names have
-    │   └── DiskFullError           5   no space is left for the shard being written
-    ├── LockedError                 6   another run holds the output folder
-    ├── DamageError                 7   `verify` found damaged files
-    ├── ExactnessError              8   tokens differ from tiktoken's
-    ├── WorkerError                 9   workers crash again and again, and no single document is the cause
-    ├── NetworkError               10   the hub or a bucket could not be reached for longer than --max-outage
-    ├── QuarantineError            11   done, but some documents had to be left out
-    └── ReaderGone                141   standard output was closed, in a subcommand that only prints
-    Interrupted                   130   Ctrl-C (143 for SIGTERM, 129 for a closed terminal); a BaseException
-
 The user sees `message`, then `hint`, which defaults to the class's. Only other exceptions, which are bugs, show a
 traceback.
 """
@@ -50,7 +29,7 @@ class ShardError(Exception):
 
 
 class UsageError(ShardError):
-    exit_code = 2
+    exit_code = 2  # a flag or a config key is wrong
     hint = "See `fineweb-shards build --help`."
 
 
@@ -64,25 +43,25 @@ class NoTrainingError(UsageError):
 
 
 class InputError(ShardError):
-    exit_code = 3
+    exit_code = 3  # an input is missing, can't be read or contains no document
     hint = "Check --input."
 
 
-class BadFileError(InputError):
+class BadFileError(InputError):  # one file, or a part of it, is damaged
     hint = "Repair or remove the file, or leave it out with --on-bad-file skip; rerun the same command to resume."
 
 
-class HubError(InputError):
+class HubError(InputError):  # the hub refuses, and no retry would change that
     hint = "Check --dataset, --name, --split and --revision; private datasets need HF_TOKEN."
 
 
 class ChangedError(ShardError):
-    exit_code = 4
+    exit_code = 4  # the source or a setting differs from the manifest
     hint = "Use the old value, another --out, or --fresh to start over."
 
 
 class OutputError(ShardError):
-    exit_code = 5
+    exit_code = 5  # the output folder can't be written
     hint = "Check --out."
 
 
@@ -90,37 +69,37 @@ class OutOfNumbersError(OutputError):
     """Unlike with other OutputErrors, finished work can still be recorded (writing/placement.py)."""
 
 
-class DiskFullError(OutputError):
+class DiskFullError(OutputError):  # no space is left for the shard being written
     hint = "Free some space and rerun the same command; every finished shard is kept."
 
 
 class LockedError(ShardError):
-    exit_code = 6
+    exit_code = 6  # another run holds the output folder
     hint = "Wait for that run to end, or choose another --out."
 
 
 class DamageError(ShardError):
-    exit_code = 7
+    exit_code = 7  # `verify` found damaged files
     hint = "Delete the files named above and rerun the same build, which remakes them."
 
 
 class ExactnessError(ShardError):
-    exit_code = 8
+    exit_code = 8  # tokens differ from the reference's
     hint = "Rerun with --engine set to the tokenizer's reference (tiktoken for GPT-2), and please report this."
 
 
 class WorkerError(ShardError):
-    exit_code = 9
+    exit_code = 9  # workers crash again and again, and no single document is the cause
     hint = "Everything finished is kept; rerun the same command to resume. See --max-memory and --workers."
 
 
 class NetworkError(ShardError):
-    exit_code = 10
+    exit_code = 10  # the hub or a bucket could not be reached for longer than --max-outage
     hint = "Everything finished is kept; rerun the same command when the network is back."
 
 
 class QuarantineError(ShardError):
-    exit_code = 11
+    exit_code = 11  # done, but some documents had to be left out
     hint = "The shards are usable. The list has the reasons; please report documents that crash an engine."
 
 

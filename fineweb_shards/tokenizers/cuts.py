@@ -12,17 +12,11 @@ its rule (`Vocabulary.cut_rule`):
 - between two ASCII characters of different classes (letter, digit, other), unless the first is an
   apostrophe, which may begin a contraction.
 
-English has such a place every few bytes. Other text (Chinese, base64, a million dashes) may have none for gigabytes. It
-is cut at a *seam*: a place inside a piece where the other boundaries between pieces stay the same, but a token may be
-cut in two. `SeamMender` repairs ("mends") the tokens there.
-
-Byte-pair encoding is local: a sequence of tokens is the encoding of its bytes exactly if every two neighbours are the
-encoding of *their* bytes. So if two halves are encoded separately, only tokens near the seam can be wrong. A window
-around the seam is encoded again, in one call, and widened until its first token equals the left half's token there, and
-its last token the right half's. Then all neighbours fit, and the result equals that of one call for the whole text.
-
-Usually a window of a dozen tokens is enough. In a run of one repeated character every token of the right half may
-differ; then the window grows to the end of the right half, which is bounded by the batch size.
+Text without such a place (Chinese, base64, a million dashes) is cut at a *seam*: inside a piece, where the other
+boundaries between pieces stay the same, but a token may be cut in two. `SeamMender` repairs the tokens there: it
+encodes a window around the seam again, and widens it until its ends agree with both halves (docs/architecture.md says
+why that suffices). A dozen tokens are usually enough. In a run of one repeated character every token of the right half
+may differ; then the window grows to the end of the right half, which is bounded by the batch size.
 
 **words**, for the family of patterns derived from it (cl100k, o200k, Llama 3, Qwen, nanochat): after a letter,
 before a space or a Chinese comma or full stop. That is safe for three reasons:

@@ -1,28 +1,10 @@
 """Run a schedule on a Ray cluster: tasks on its nodes encode batches, and write and seal files.
 
-The driver, which is the parent of a run, decides everything, as with the local executor. It sees only lengths,
-boundaries and cursors.
-
-- **Encoding.** A task encodes a few batches and returns two objects: the metadata, which the driver fetches, and the
-  tokens, which stay in the node's object store. A worker of the schedule is an `Attempt`: such a task, and later the
-  object with its tokens. A task has several batches because it costs the driver a millisecond.
-- **Writing.** `place` only records where tokens belong. The process that seals a file (file_tasks.py) gets references
-  to all its tokens, fetches them one after the other, writes the file and seals it: the data it hashes is still in its
-  node's memory, and a bucket needs a file only on that node's disk.
-- **Bounded memory.** Unwritten tokens may fill half of all object stores. If much waits for the end of one file, a part
-  of it is written early, provided that all nodes see the same folder. Otherwise placed tokens are not counted, and Ray
-  spills them to the disks of the nodes when their stores are full.
-- **Deaths.** Ray retries nothing (`max_retries=0`), because the schedule has to know of every death. If a task dies, or
-  an object is lost with its node, the schedule has its batches encoded again from the first missing block, with the
-  same tokens. If the task had several batches, each of them gets a separate task, so that the schedule learns which one
-  is to blame. Bytes may be written twice, but they are the same. A local executor on the node finds the document that
-  ends a task (worker.py).
-- **Streams** (pipes, compressed files) are read by the driver and can't be read again. So it keeps their text until it
-  is written, up to `window_bytes`, as the local executor does.
-- **More tasks than cores.** As many tasks wait as run. From a network two tasks run per core, each fetching all its
-  batches in parallel: one encodes while the other fetches.
-
-If the driver dies, its tasks and objects end with it, and the same command resumes from the manifest.
+The driver, which is the parent of a run, decides everything, as with the local executor; docs/architecture.md has the
+reasons. A worker of the schedule is an `Attempt`: a task that encodes a few batches, and later the object with their
+tokens. `place` only records where tokens belong. The process that seals a file (file_tasks.py) fetches them. Streams
+are read by the driver and can't be read again, so it keeps their text until it is written, up to `window_bytes`. As
+many tasks wait as run; from a network two run per core, each fetching all its batches in parallel.
 """
 
 from __future__ import annotations
