@@ -167,3 +167,24 @@ class TokenLists:
     @property
     def size_bytes(self) -> int:
         return sum(ids.nbytes for ids, _ in self._parts)
+
+
+_SHORT_TOKENS = 64  # up to this length copying by NumPy indices is faster than a Python slice per document
+_INDEXED_AT_ONCE = 2**13  # of these documents, so that their indices stay in the processor's cache
+
+
+def copy_ranges(source: Ids, begins: Lengths, lengths: Lengths, target: Ids, places: Lengths) -> None:
+    """Copy ranges of an array to places in another array."""
+    read, write = source.data, target.data
+    long = lengths > _SHORT_TOKENS
+    for begin, length, place in zip(begins[long].tolist(), lengths[long].tolist(), places[long].tolist(), strict=True):
+        write[place : place + length] = read[begin : begin + length]
+    if long.any():
+        begins, lengths, places = begins[~long], lengths[~long], places[~long]
+    for first in range(0, len(lengths), _INDEXED_AT_ONCE):
+        own = slice(first, first + _INDEXED_AT_ONCE)
+        ends = np.cumsum(lengths[own])
+        starts, within = ends - lengths[own], np.arange(ends[-1])
+        target[np.repeat(places[own] - starts, lengths[own]) + within] = source[
+            np.repeat(begins[own] - starts, lengths[own]) + within
+        ]

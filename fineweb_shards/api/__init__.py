@@ -335,7 +335,7 @@ def _mixed_words(number: int, part: Mapping[str, Any]) -> str:
     given = {name: value for name, value in part.items() if value is not None}
     if {"folder", "weight"} - given.keys() or given.keys() - MixedFolder.__annotations__:
         hint = "Each part needs a folder and a weight, and may have epochs."
-        raise UsageError(f"mix: part {number} has {', '.join(given)}.", hint)
+        raise UsageError(f"mix: part {number} has {', '.join(given) or 'nothing'}.", hint)
     return f"{fspath(given['folder'])}={given['weight']},epochs={given.get('epochs', 1)}"
 
 

@@ -119,7 +119,7 @@ class Schedule(Generic[Worker]):
         self._unfinished[task.number] = task
         self.in_flight_bytes += batch.size_bytes
         self.lanes[lane].waiting_bytes += batch.size_bytes
-        if any(self._digests[member.part, member.file] for member in batch.members):
+        if any((member.part, member.file) in self._digests for member in batch.members):
             self._separate(task)
 
     def least_busy(self, workers: Iterable[Worker]) -> Worker | None:
@@ -154,7 +154,7 @@ class Schedule(Generic[Worker]):
         self._pending.remove(task)
         load.tasks.append(task)
         task.worker = worker
-        return task.order(self._digests[task.batch.part, task.batch.file])
+        return task.order(self._digests.get((task.batch.part, task.batch.file), frozenset()))
 
     def has_work(self, worker: Worker) -> bool:
         load = self._loads.get(worker)

@@ -25,7 +25,9 @@ import hashlib
 import os
 import pickle
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -35,14 +37,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from fineweb_shards.errors import DamageError, OutputError
+from fineweb_shards.errors import DamageError, InputError, OutputError
 from fineweb_shards.formats.base import Format, PileSettings
 from fineweb_shards.storage.place import InputFile
-from fineweb_shards.system.background import map_in_background
+from fineweb_shards.system.background import in_background
 from fineweb_shards.system.durable import output_errors
 from fineweb_shards.system.own_files import WORK_FOLDER, open_own
 from fineweb_shards.system.shared_memory import SharedBytes
-from fineweb_shards.texts import TokenLists
+from fineweb_shards.texts import TokenLists, copy_ranges
 from fineweb_shards.types import Batch, Cursor, Piles, Positions, TextChunk, Tokens
 
 if TYPE_CHECKING:
@@ -63,9 +65,8 @@ PART_BYTES = 32 * 2**20
 _PART_DOCUMENT_BYTES = 52
 MOST_IN_PART = PART_BYTES // _PART_DOCUMENT_BYTES
 _GAP_BYTES = 2**13  # reading a gap of this size between documents is faster than another read
-_SHORT_TOKENS = 64  # up to this length copying by NumPy indices is faster than a Python slice per document
-_INDEXED_AT_ONCE = 2**13  # of these documents, so that their indices stay in the processor's cache
-_FETCHED_AT_ONCE = 8
+_FETCHED_AT_ONCE = 8  # pieces of additions in a bucket
+_PIECE_BYTES = 8 * 2**20
 _CHUNK_TOKENS = 2**22
 
 
@@ -325,7 +326,7 @@ class PilesFormat(Format):
         if not piles.eot_first and batch.ends_mid_document:
             eots = eots[:-1]
         if not np.array_equal(self.settings.vocabulary.find_eots(tokens), eots):
-            raise _changed(path, "Remove it. ")
+            raise _changed(path, "Remove it. ") if not additions else _changed(piles.url, "Remove it. ")
         tokens = tokens.astype(self.settings.vocabulary.dtype, copy=False)
         # A chunk ends with the document in which it exceeds its size; a batch of usual size is one chunk.
         lasts = np.searchsorted(ends, np.arange(_CHUNK_TOKENS, len(tokens), _CHUNK_TOKENS)) + 1
@@ -349,29 +350,53 @@ class PilesFormat(Format):
 
         assert self.settings.piles is not None
         observer = self.place.retrier.observer
-        return Bucket(self.settings.piles.url, self.place.max_outage_seconds, observer, refusal=OutputError)
+        return Bucket(self.settings.piles.url, self.place.max_outage_seconds, observer)
 
     def _fetch_ranges(self, additions: list[_Addition], tokens: Tokens, places: Positions, lengths: Positions) -> None:
-        """Fetch ranges of a pile in a bucket into `tokens`, one after the other."""
+        """Fetch ranges of a pile in a bucket into `tokens`, one after the other. Damaged objects are fetched once more,
+        because the network may be at fault, and then removed, so that the next run repeats the first pass."""
         order = np.argsort(places)
         targets, begins, ends = (np.cumsum(lengths) - lengths)[order], places[order], (places + lengths)[order]
-        needed = [one for one in additions if one.begin < ends[-1] and one.end > begins[0]]
-        fetched = map_in_background(partial(self._fetch, width=tokens.itemsize), needed, _FETCHED_AT_ONCE)
-        for one, data in zip(needed, fetched, strict=True):
-            own = slice(np.searchsorted(ends, one.begin, "right"), np.searchsorted(begins, one.end))
-            first = np.maximum(begins[own], one.begin)  # a long document may be in several additions
-            sizes = np.minimum(ends[own], one.end) - first
-            held = np.frombuffer(data, tokens.dtype)
-            copy_ranges(held, first - one.begin, sizes, tokens, targets[own] + first - begins[own])
+        for _ in range(2):
+            damaged: set[str] = set()
+            for name, begin, data, is_whole in self._fetch_pieces(additions, tokens.itemsize):
+                held = np.frombuffer(data, tokens.dtype)
+                own = slice(np.searchsorted(ends, begin, "right"), np.searchsorted(begins, begin + len(held)))
+                first = np.maximum(begins[own], begin)  # a long document may be in several pieces
+                sizes = np.minimum(ends[own], begin + len(held)) - first
+                copy_ranges(held, first - begin, sizes, tokens, targets[own] + first - begins[own])
+                damaged |= set() if is_whole else {name}
+            if not damaged:
+                return
+        for name in damaged:
+            self._bucket.delete_one(name)
+        raise _changed(str(self._bucket.address.child(min(damaged))), "It was removed. ")
 
-    def _fetch(self, addition: _Addition, width: int) -> memoryview:
-        """Fetch an addition to a pile. A damaged object is removed, so that the next run repeats the first pass."""
-        size = addition.end - addition.begin
-        data = self._bucket.fetch(addition.name, None, addition.place * width, (addition.place + size) * width)
-        if hashlib.sha256(data).digest() != addition.sha256:
-            self._bucket.delete_one(addition.name)
-            raise _changed(str(self._bucket.address.child(addition.name)), "It was removed. ")
-        return data
+    def _fetch_pieces(self, additions: list[_Addition], width: int) -> Iterator[tuple[str, int, memoryview, bool]]:
+        """Yield the additions to a pile in pieces, a few of which are fetched ahead: the object's name, the first
+        token, the bytes, and False if the piece ends an addition whose hash is not the recorded one."""
+        most = _PIECE_BYTES // width
+        pieces = deque((one, begin) for one in additions for begin in range(one.begin, one.end, most))
+        ahead: deque[tuple[_Addition, int, Future[memoryview]]] = deque()
+        digest = hashlib.sha256()
+        while pieces or ahead:
+            while pieces and len(ahead) < _FETCHED_AT_ONCE:
+                one, begin = pieces.popleft()
+                place, end = (one.place + begin - one.begin) * width, min(begin + most, one.end)
+                fetch = partial(self._bucket.fetch, one.name, None, place, place + (end - begin) * width)
+                ahead.append((one, begin, in_background(fetch)))
+            one, begin, future = ahead.popleft()
+            try:
+                data = future.result()
+            except InputError:
+                if self._bucket.head(one.name) is None:
+                    raise _changed(str(self._bucket.address.child(one.name)), "It is missing. ") from None
+                raise
+            digest.update(data)
+            is_last, is_whole = begin + len(data) // width == one.end, True
+            if is_last:
+                is_whole, digest = digest.digest() == one.sha256, hashlib.sha256()
+            yield one.name, begin, data, is_whole
 
     def share_before(self, file: InputFile, position: int) -> float:
         assert self.settings.piles is not None
@@ -417,20 +442,3 @@ def _read_ranges(path: Path, tokens: Tokens, places: Positions, lengths: Positio
                     raise _changed(path)
             own = slice(int(firsts[first]), int(firsts[stop - 1] + counts[stop - 1]))
             copy_ranges(held, begins[own] - before[first], lengths[own], tokens, targets[own])
-
-
-def copy_ranges(source: Tokens, begins: Positions, lengths: Positions, target: Tokens, places: Positions) -> None:
-    """Copy ranges of an array to places in another array."""
-    read, write = source.data, target.data
-    long = lengths > _SHORT_TOKENS
-    for begin, length, place in zip(begins[long].tolist(), lengths[long].tolist(), places[long].tolist(), strict=True):
-        write[place : place + length] = read[begin : begin + length]
-    if long.any():
-        begins, lengths, places = begins[~long], lengths[~long], places[~long]
-    for first in range(0, len(lengths), _INDEXED_AT_ONCE):
-        own = slice(first, first + _INDEXED_AT_ONCE)
-        ends = np.cumsum(lengths[own])
-        starts, within = ends - lengths[own], np.arange(ends[-1])
-        target[np.repeat(places[own] - starts, lengths[own]) + within] = source[
-            np.repeat(begins[own] - starts, lengths[own]) + within
-        ]

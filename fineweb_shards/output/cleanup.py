@@ -20,6 +20,7 @@ from fineweb_shards.formats.piles import FOLDER as PILE_FOLDER
 from fineweb_shards.layouts.base import Layout
 from fineweb_shards.layouts.sidecar import INDEX_FOLDER
 from fineweb_shards.output.manifest import FILE_NAME, Manifest, load_manifest
+from fineweb_shards.output.pile_objects import remove_objects
 from fineweb_shards.output.shard_files import growing_path, list_files
 from fineweb_shards.output.sidecars import with_sidecars
 from fineweb_shards.output.store import Store
@@ -62,6 +63,8 @@ def start_over(store: Store, layout: Layout, warn: Callable[[str], None], *, yes
         # Last, because until then it identifies our files.
         store.remove(name for name in files if name == FILE_NAME)
         store.remove_unrecorded({})
+        if store.is_remote:
+            remove_objects(store)
         store.remove_work_copies()
         with contextlib.suppress(OSError):  # it does not exist, or contains other files
             (store.folder / INDEX_FOLDER).rmdir()

@@ -7,17 +7,19 @@ the list from a file on its own machine; another machine that takes over makes t
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fineweb_shards.events import Observer
 from fineweb_shards.formats.piles import OBJECTS, digest_of, pile_errors
 from fineweb_shards.layouts.base import ShardFormat
-from fineweb_shards.output.store import Store
+from fineweb_shards.output.store import FoundFile, Store
 from fineweb_shards.stream.shuffle import PileState
 from fineweb_shards.system.durable import output_errors, write_quickly
 from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, make_folder, open_own
 
 _LIST_END = ".documents"
+_NAME = re.compile(r"\d{15}-\d{15}(\.documents)?", re.ASCII)
 _COPIED_BYTES = 8 * 2**20
 
 
@@ -31,16 +33,16 @@ def add_list_block(store: Store, name: str, block: bytes, observer: Observer) ->
 
 def find_lost_object(store: Store, state: PileState, shard_format: ShardFormat) -> str | None:
     """Return the first object of the recorded ones that is missing or has another size."""
-    blocks, sizes = _find_blocks(store)
+    blocks, found = _find_blocks(store)
     position = tokens = 0
     while position < state.list_bytes:
         name = blocks.get(position)
         if name is None:
             return f"{store.location}/{OBJECTS}/{position:015d}-…"
         before, tokens = tokens, int(name.rpartition("-")[2])
-        if sizes.get(f"{OBJECTS}/{name}") != shard_format.size_bytes(tokens - before):
-            return f"{store.location}/{OBJECTS}/{name}"
-        position += sizes[f"{OBJECTS}/{name}{_LIST_END}"]
+        if name not in found or found[name].size_bytes != shard_format.size_bytes(tokens - before):
+            return f"{store.location}/{name}"
+        position += found[f"{name}{_LIST_END}"].size_bytes
     return None
 
 
@@ -51,10 +53,11 @@ def fetch_list(store: Store, state: PileState, path: Path) -> bool:
         if not size or (is_plain_file(path) and digest_of(path, 0, size).hexdigest() == state.list_sha256):
             return True
         make_folder(path.parent)
-        blocks, position = _find_blocks(store)[0], 0
+        blocks, found = _find_blocks(store)
+        position = 0
         with open_own(path, "r+b", create=True) as file:
             while position < size and position in blocks:
-                with store.open(store.require(f"{OBJECTS}/{blocks[position]}{_LIST_END}")) as block:
+                with store.open(found[f"{blocks[position]}{_LIST_END}"]) as block:
                     while data := block.read(_COPIED_BYTES):
                         position += file.write(data)
         return digest_of(path, 0, size).hexdigest() == state.list_sha256
@@ -62,15 +65,14 @@ def fetch_list(store: Store, state: PileState, path: Path) -> bool:
 
 def remove_objects(store: Store, position: int = 0) -> None:
     """Remove the objects of checkpoints from this position of the list on, which no manifest names."""
-    found = {name: name.partition("-")[0] for name in store.list_names(OBJECTS)}
-    names = [f"{OBJECTS}/{name}" for name, begin in found.items() if begin.isdecimal() and int(begin) >= position]
+    found = [name for name in store.list_names(OBJECTS) if _NAME.fullmatch(name)]
+    names = [f"{OBJECTS}/{name}" for name in found if int(name.partition("-")[0]) >= position]
     if names:
         store.remove(names)
 
 
-def _find_blocks(store: Store) -> tuple[dict[int, str], dict[str, int]]:
-    """Return the names of the objects whose block of the list is there, by its position, and all sizes."""
-    names = store.list_names(OBJECTS)
-    listed = sorted(name.removesuffix(_LIST_END) for name in names if name.endswith(_LIST_END))
-    sizes = store.named_bytes(f"{OBJECTS}/{name}" for name in names)
-    return {int(name.partition("-")[0]): name for name in listed}, sizes
+def _find_blocks(store: Store) -> tuple[dict[int, str], dict[str, FoundFile]]:
+    """Return the names of the objects whose block of the list is there, by its position, and all that are there."""
+    found = store.find_all(f"{OBJECTS}/{name}" for name in store.list_names(OBJECTS) if _NAME.fullmatch(name))
+    listed = sorted(name.removesuffix(_LIST_END) for name in found if name.endswith(_LIST_END))
+    return {int(name.removeprefix(f"{OBJECTS}/").partition("-")[0]): name for name in listed}, found

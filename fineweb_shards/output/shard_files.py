@@ -26,7 +26,7 @@ import numpy as np
 
 from fineweb_shards.errors import DamageError
 from fineweb_shards.events import Observer
-from fineweb_shards.formats.piles import OBJECTS, copy_ranges, digest_of, list_path, pile_errors, pile_name
+from fineweb_shards.formats.piles import OBJECTS, digest_of, list_path, pile_errors, pile_name
 from fineweb_shards.layouts.base import ShardFormat
 from fineweb_shards.output.store import Segment, Store
 from fineweb_shards.stream.shuffle import MOST_PILES, PileState
@@ -34,6 +34,7 @@ from fineweb_shards.system.durable import output_error, output_errors, sync_fold
 from fineweb_shards.system.machine import allow_files
 from fineweb_shards.system.own_files import WORK_FOLDER, is_plain_file, make_folder, open_descriptor, open_own
 from fineweb_shards.system.retry import Disk
+from fineweb_shards.texts import copy_ranges
 from fineweb_shards.types import Placement, ShardRecord, Split, Tokens
 from fineweb_shards.units import show_number_of
 
@@ -262,7 +263,8 @@ def seal(
     if work.name:
         position = 0
         for _, begin, end in work.ranges:
-            hashes.append(digest_of(work.path, position, position + end - begin).hexdigest())
+            with output_errors(work.path):
+                hashes.append(digest_of(work.path, position, position + end - begin).hexdigest())
             position += end - begin
         store.add_file(work.path, f"{OBJECTS}/{work.name}", observer)
         return "".join(hashes)

@@ -96,7 +96,7 @@ def build(
         manifest = open_manifest(job, same_source=same_source)
         if manifest.complete:
             tidy_finished(job.output.store, manifest)
-            shuffle.remove_piles(job.output, job.config)
+            shuffle.remove_piles(job.output, job.config, observer)
             when_done()
             return Outcome(job, manifest, 0, 0, 0.0)
         refuse_planted_files(job.output.store, index=manifest.index)
@@ -161,7 +161,7 @@ def _build_rest(
         manifest = shuffle.find_piles(job.output, job.config, manifest, progress)
         progress.begin_pass(manifest)
     if not manifest.piled_tokens:  # the first pass begins: free the space of an earlier one
-        shuffle.remove_piles(job.output, job.config)
+        shuffle.remove_piles(job.output, job.config, progress)
     history.begin_run(manifest.tokens + manifest.piled_tokens)
     store.observe(progress)
     executor = _make_executor(job, manifest, progress)
@@ -218,7 +218,7 @@ def run_passes(
         began = shuffle.tell_begin(manifest, progress)
         manifest = run(second, replace(manifest, seconds=begun.seconds), executor, progress)
         shuffle.tell_end(manifest, progress, began)
-    shuffle.remove_piles(job.output, job.config)
+    shuffle.remove_piles(job.output, job.config, progress)
     return manifest
 
 

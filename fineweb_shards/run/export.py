@@ -21,7 +21,6 @@ import fineweb_shards
 from fineweb_shards.errors import ChangedError, InputError, UsageError
 from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import DataPlane, InProcessPlane
-from fineweb_shards.formats.piles import copy_ranges
 from fineweb_shards.layouts.base import choose_digits, tokens_of
 from fineweb_shards.output.cleanup import refuse_planted_files, start_over, tidy_finished
 from fineweb_shards.output.manifest import Manifest, find_manifest, load_manifest
@@ -38,6 +37,7 @@ from fineweb_shards.stream.section import NO_POSITIONS, Section, Span
 from fineweb_shards.stream.split import VAL_SETTINGS
 from fineweb_shards.system.own_files import WORK_FOLDER
 from fineweb_shards.system.retry import Disk
+from fineweb_shards.texts import copy_ranges
 from fineweb_shards.tokenizers.definition import copy_definition
 from fineweb_shards.types import Counts, Cursor, Cursors, ShardRecord, ShardSlice, Split, TokenBlock
 from fineweb_shards.watching.run_files import PASS_NAMES, State
@@ -159,7 +159,7 @@ def export(
         manifest = resume_manifest(spec.store, spec.layout, job.new, partial(_check_same_export, job.new))
         if manifest.complete:
             tidy_finished(spec.store, manifest)
-            shuffle.remove_piles(spec, config)
+            shuffle.remove_piles(spec, config, observer)
             return Exported(manifest, 0, 0.0)
         refuse_planted_files(spec.store, index=manifest.index)
         documents = sum(source.manifest.documents for source in job.sources)
@@ -168,7 +168,7 @@ def export(
             raise error
         manifest = shuffle.find_piles(spec, config, manifest, observer)
         if not manifest.piled_tokens:  # the first pass begins: free the space of an earlier one
-            shuffle.remove_piles(spec, config)
+            shuffle.remove_piles(spec, config, observer)
         piles = manifest.piles
         if config.shuffle is not None and piles is None:
             piles = shuffle.begin_piles(spec, config, manifest, job.tokens).piles
@@ -241,7 +241,7 @@ def _write(job: ExportJob, config: Config, manifest: Manifest, disk: Disk, progr
             if error := training_error(spec, config, packer.first_segment_tokens):
                 raise error
             manifest = output.finish()
-        shuffle.remove_piles(spec, config)
+        shuffle.remove_piles(spec, config, disk.observer)
         return manifest
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fineweb_shards.errors import ChangedError
+from fineweb_shards.errors import ChangedError, ShardError
 from fineweb_shards.events import Event, Observer
 from fineweb_shards.executors.base import Executor
 from fineweb_shards.formats.base import PileSettings, ReadSettings
@@ -46,7 +46,6 @@ from fineweb_shards.writing.piles import PileOutput, make_pile_packer
 from fineweb_shards.writing.placement import begin_output
 
 PILE_BYTES = 64 * 2**20  # so that the page cache holds a pile while its documents are read one by one
-_UNKNOWN_PILES = 256  # if the size of the stream is unknown
 _FETCHED_BYTES = 2 * PILE_BYTES  # of a batch in a bucket: a whole pile, unless it is much larger than planned
 # Settings of the input that do not apply to piles.
 _OF_INPUT = (
@@ -58,7 +57,7 @@ _OF_INPUT = (
 def choose_count(expected_bytes: int | None, most: int = MOST_PILES) -> int:
     """Return the number of piles for this many bytes of tokens. It does not affect the order."""
     if expected_bytes is None:
-        return _UNKNOWN_PILES
+        return most // 2
     return min(most, max(1, -(-expected_bytes // PILE_BYTES)))
 
 
@@ -283,14 +282,17 @@ def lock_scratch(config: Config) -> Iterator[None]:
                 lock.remove()
 
 
-def remove_piles(spec: OutputSpec, config: Config) -> None:
+def remove_piles(spec: OutputSpec, config: Config, observer: Observer) -> None:
     """Remove the piles and their folder if possible; nothing depends on it."""
     folder = config.pile_folder
     note = _scratch_note(config)
-    if spec.store.is_remote:
-        remove_objects(spec.store)
-        if os.path.lexists(note):
-            spec.store.remove([_NOTE_NAME])
+    if config.shuffle is not None and spec.store.is_remote:
+        try:
+            remove_objects(spec.store)
+            if os.path.lexists(note):
+                spec.store.remove([_NOTE_NAME])
+        except ShardError as error:
+            observer.tell(Event("note", f"{spec.store.location}/{OBJECTS} is left over: {error}"))
     with contextlib.suppress(OSError):
         note.unlink(missing_ok=True)
         refuse_linked_folders(folder / pile_name(0))

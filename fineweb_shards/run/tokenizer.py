@@ -49,7 +49,7 @@ def find_definition(config: Config, begun: Manifest | None, observer: Observer) 
         repository, _, revision = wanted.partition("@")
         data, commit = _fetch(repository, revision, _FILE_NAMES, config, observer)
         name = f"{repository}@{commit}"
-    elif os.path.exists(path):
+    elif wanted and os.path.exists(path):
         data, name = _read_file(path)
     else:
         # List all names: gpt4 looks like gpt2, but means cl100k_base.

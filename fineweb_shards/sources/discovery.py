@@ -234,7 +234,11 @@ def _walk(root: str, pattern: _Rest) -> _Findings:
         _, folder, wanted = heapq.heappop(folders)  # links last, so that a folder is read under its own path
         path = findings.path_of(folder)
         try:
-            status, names = os.stat(path), os.listdir(path)
+            status, heads = os.stat(path), {rest[0] for rest in wanted}
+            if any(map(glob.has_magic, heads)):
+                names = os.listdir(path)
+            else:  # without listing the folder, which may be forbidden
+                names = [part for part in heads if os.path.lexists(os.path.join(path, part))]
         except OSError as error:
             findings.unreadable[folder or "."] = f"the folder can't be read: {error.strerror}"
             continue

@@ -83,7 +83,9 @@ class Bucket(Connection):
         return partial(Bucket, str(self.address), refusal=self.refusal, conditions=self._conditions)
 
     def reopened(self, observer: Observer | None) -> Bucket:
-        return self._make(self.retrier.max_outage_seconds, observer)
+        bucket = self._make(self.retrier.max_outage_seconds, observer)
+        bucket.longest_answer_seconds = self.longest_answer_seconds
+        return bucket
 
     def hurried(self, max_outage_seconds: float, longest_answer_seconds: float) -> Bucket:
         """Return a copy that gives up sooner: on an outage, and, without a retry, on a server that doesn't answer."""

@@ -66,7 +66,7 @@ def note_answer(address: BucketAddress) -> None:
 
 def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
     from obstore.exceptions import BaseError
-    from obstore.store import from_url
+    from obstore.store import HTTPStore, from_url
 
     client: dict[str, Any] = {
         "allow_http": True,  # only if the endpoint says http
@@ -77,6 +77,9 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
         client["read_timeout"] = f"{STALL_SECONDS}s"
     retries = {"max_retries": _PART_RETRIES if for_upload else 0}
     options: dict[str, Any] = {"client_options": client, "retry_config": retries}
+    url = f"{address.scheme}://{address.bucket}"
+    if address.scheme in WEB_SCHEMES:  # `from_url` would take some hosts for a bucket, and want credentials
+        return HTTPStore.from_url(url, **options)
     if address.scheme == "s3":
         options |= _aws_options() | {"disable_bulk_delete": True}  # not every S3-compatible store supports it
     if address.scheme == "az":  # variables of the Azure tools
@@ -87,10 +90,10 @@ def _open(address: BucketAddress, for_upload: bool) -> ObjectStore:
     endpoints = {name: os.environ.get(name) for name in (*_AWS_ENDPOINTS, *_AZURE_ENDPOINTS)}
     endpoints["endpoint_url of the AWS profile"] = options.get("endpoint")
     for name, value in endpoints.items():
-        if address.scheme not in WEB_SCHEMES and value and not re.match(r"https?://[^/@\s]+(/|$)", value):
+        if value and not re.match(r"https?://[^/@\s]+(/|$)", value):
             raise UsageError(f"{name} is not a web address.", "Write it like https://host or http://host:port.")
     try:
-        return from_url(f"{address.scheme}://{address.bucket}", **options)
+        return from_url(url, **options)
     except (BaseError, ValueError):  # its message may quote the environment
         problem = "the settings in the environment can't be used"
         raise UsageError(f"{address}: {problem}.", SETTINGS[address.scheme]) from None

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fineweb_shards.types import Counts, Cursor, Cursors, Piles, Positions, Split, Taken
 
 MOST_PILES = 512  # a worker has all of them open; their size is unlimited, because no process holds a whole pile
-MOST_IN_BUCKET = 2048  # a worker fetches a whole one for each batch
+MOST_IN_BUCKET = 4096  # a worker fetches a whole one for each batch
 CHECKSUMS = 2**53
 Hashes = NDArray[np.uint64]
 STEP, _FIRST, _SECOND = (np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

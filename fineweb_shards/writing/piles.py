@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -261,7 +262,9 @@ class PileOutput:
 
         self.disk.attempt(append)
         if state.in_bucket:
-            add_list_block(self.spec.store, checkpoint.name, block, self.disk.observer)
+            self.spec.store.check_lock()
+            add = partial(add_list_block, self.spec.store, checkpoint.name, block, self.disk.observer)
+            self.disk.attempt(add)
         self._list_digest.update(block)
         self._save(replace(state, list_sha256=self._list_digest.hexdigest()))
         self.on_record(state.end)

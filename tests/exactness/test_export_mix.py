@@ -162,7 +162,7 @@ def test_a_mix_of_folders_is_the_plain_loop(
         mixed, out = random_mix(chooser), tmp_path / str(seed)
         print(seed, mixed)
         monkeypatch.setattr(verify, "BLOCK_TOKENS", chooser.choice([7, 100, 777, 2**19]))
-        monkeypatch.setattr("fineweb_shards.formats.piles._SHORT_TOKENS", chooser.choice([0, 64, 10**9]))
+        monkeypatch.setattr("fineweb_shards.texts._SHORT_TOKENS", chooser.choice([0, 64, 10**9]))
         expected = mixed.files(folders)
         manifest = mixed.export(out, folders)
         assert runs.outputs_in(out) == expected

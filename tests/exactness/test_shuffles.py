@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from fineweb_shards.errors import ChangedError, Interrupted
+from fineweb_shards.events import Observer
 from fineweb_shards.executors.base import InProcessPlane
 from fineweb_shards.formats import jsonl
 from fineweb_shards.formats import piles as pile_format
@@ -407,8 +408,8 @@ def test_piles_are_in_the_scratch_folder_and_removed(tmp_path: Path, monkeypatch
         seen.extend(scratch.rglob("documents"))
         return manifest
 
-    def remove(spec: OutputSpec, config: Config) -> None:
-        removed(spec, config)
+    def remove(spec: OutputSpec, config: Config, observer: Observer) -> None:
+        removed(spec, config, observer)
         assert is_locked(config.pile_folder.parent.parent)
 
     removed = shuffle.remove_piles

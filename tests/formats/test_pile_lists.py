@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fineweb_shards import texts
 from fineweb_shards.events import Observer
 from fineweb_shards.formats import piles
 from fineweb_shards.formats.base import PileSettings
@@ -92,7 +93,7 @@ def test_ranges_of_a_pile_are_read_in_any_order_and_density(tmp_path: Path, monk
         chooser = random.Random(seed)
         monkeypatch.setattr(piles, "_READ_BYTES", chooser.choice([2, 1000, 2**20]))
         monkeypatch.setattr(piles, "_GAP_BYTES", chooser.choice([0, 30, 2**13]))
-        monkeypatch.setattr(piles, "_INDEXED_AT_ONCE", chooser.choice([1, 7, 2**13]))
+        monkeypatch.setattr(texts, "_INDEXED_AT_ONCE", chooser.choice([1, 7, 2**13]))
         bounds = sorted(chooser.sample(range(len(whole) + 1), 2 * chooser.randint(1, 300)))
         if seed % 2:  # without gaps
             bounds = [bounds[0], *(bound for bound in bounds[1:-1] for _ in range(2)), bounds[-1]]

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from fineweb_shards.errors import ChangedError, InputError, NetworkError, UsageError
-from fineweb_shards.storage.bucket import Bucket
-from fineweb_shards.storage.bucket_client import ConflictError
+from fineweb_shards.storage.bucket import Bucket, parse_address
+from fineweb_shards.storage.bucket_client import ConflictError, get_store
 from fineweb_shards.storage.bucket_requests import Version
 from tests.support.bucket_server import forget_everything
 
@@ -118,3 +118,15 @@ def test_an_account_is_asked_for(script: Script, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageError) as caught:
         Bucket("az://container/folder").read("x")
     assert "AZURE_STORAGE_ACCOUNT_NAME" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["files.example", "x.s3.us-east-1.amazonaws.com", "s3.amazonaws.com", "x.r2.cloudflarestorage.com",
+     "account.blob.core.windows.net", "storage.googleapis.com"],
+)  # fmt: skip
+def test_a_web_server_is_never_taken_for_a_bucket(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Public files of a bucket are read without credentials, and not from the endpoint of another bucket."""
+    forget_everything(monkeypatch)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert type(get_store(parse_address(f"https://{host}/folder/a.jsonl"))).__name__ == "HTTPStore"
