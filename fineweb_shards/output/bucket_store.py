@@ -1,10 +1,7 @@
 """Keep finished files in a bucket. Unfinished ones are in a folder on this machine, the scratch folder.
 
-A file is uploaded when it is sealed, in parts if it is large, and becomes visible when the upload is complete. So
-several whole files may exist before the manifest names the first of them; files missing from the manifest are made
-again. The manifest is written by compare-and-set, which refuses one of two concurrent runs. The small files of the work
-folder (heartbeat, history, tokenizer) are copied to the bucket regularly, so that `status` works from anywhere, and a
-run can be finished on another machine.
+docs/architecture.md compares it with a folder. Several whole files may exist before the manifest names the first of
+them; files missing from the manifest are made again.
 
 Objects can't be appended to. So each segment of a growing file is a separate object, a part, until the file is whole;
 then all parts are copied into one object. An object under the file's own name may hold its beginning: the file was

@@ -1,12 +1,7 @@
 """The work folder of a bucket: the lock of a run, and copies of this machine's small files.
 
-The lock is an object that its run replaces every few seconds by compare-and-set, because an object store can't tell
-whether a process is alive. A run that finds a lock watches it: if the object is replaced meanwhile, its run is alive,
-and the new one is refused; otherwise it takes the lock over after a while. A dead run of the same scratch folder is
-recognized at once by that folder's lock.
-
-A run that was suspended and wakes up after another one has taken over uploads nothing more, and its next manifest is
-refused because it would replace another run's. Only uploads already in progress may still arrive.
+The lock is an object that its run replaces every few seconds by compare-and-set; docs/architecture.md says how another
+run finds out whether it is alive.
 
 Every beat of the lock copies the files that have changed: heartbeat, history, quarantine, tokenizer. None of them is a
 checkpoint. They serve `status` and `report` elsewhere, and let a run be finished on another machine. A run fetches all
