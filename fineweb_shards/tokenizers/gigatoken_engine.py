@@ -1,6 +1,6 @@
 """Encode with gigatoken, a Rust library: the reference's tokens, many times as fast, and loaded at once.
 
-Its batch calls need awkward-array, whose import takes a worker a third of a second and 40 MB. So many documents are
+Its batch calls need awkward-array, whose import takes a worker a third of a second and 40 MB. Instead, documents are
 joined to one text, with a boundary between them that is a special token to gigatoken: it encodes both sides separately.
 One call per document took 10 % longer, and several times as long for short documents.
 """
