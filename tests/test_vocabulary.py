@@ -404,7 +404,7 @@ def test_a_vocabulary_that_can_not_be_is_damage(
 @pytest.mark.parametrize("version", [2, 3])
 def test_manifests_from_before_are_gpt2(tmp_path: Path, folder: str, version: int) -> None:
     """Those of format 2, and of format 3 from the days before it named a vocabulary; saved, they name it."""
-    specimen = Path(__file__).parent / "store" / "specimens" / "format-2" / folder / "manifest.json"
+    specimen = Path(__file__).parent / "output" / "specimens" / "format-2" / folder / "manifest.json"
     text = specimen.read_text()
     if version == 3:
         text = text.replace('"inside"', '"starts_mid_document"')
