@@ -326,7 +326,7 @@ class PilesFormat(Format):
         if not piles.eot_first and batch.ends_mid_document:
             eots = eots[:-1]
         if not np.array_equal(self.settings.vocabulary.find_eots(tokens), eots):
-            raise _changed(path, "Remove it. ") if not additions else _changed(piles.url, "Remove it. ")
+            raise _changed(piles.url or path, "Remove it. ")
         tokens = tokens.astype(self.settings.vocabulary.dtype, copy=False)
         # A chunk ends with the document in which it exceeds its size; a batch of usual size is one chunk.
         lasts = np.searchsorted(ends, np.arange(_CHUNK_TOKENS, len(tokens), _CHUNK_TOKENS)) + 1

@@ -55,7 +55,7 @@ _OF_INPUT = (
 
 
 def choose_count(expected_bytes: int | None, most: int = MOST_PILES) -> int:
-    """Return the number of piles for this many bytes of tokens. It does not affect the order."""
+    """Return the number of piles for this many bytes of tokens; None: unknown. It does not affect the order."""
     if expected_bytes is None:
         return most // 2
     return min(most, max(1, -(-expected_bytes // PILE_BYTES)))

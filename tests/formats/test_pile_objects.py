@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from fineweb_shards.errors import DamageError, InputError
+from fineweb_shards.executors.base import completed
 from fineweb_shards.formats import piles
 from fineweb_shards.formats.base import PileSettings, ReadSettings
 from fineweb_shards.formats.registry import PILES
@@ -32,7 +35,6 @@ class FakeBucket:
         self.objects = objects
         self.address = SimpleNamespace(child=lambda name: f"s3://bucket/{name}")
         self.damages = 0
-        self.fetched_bytes = 0
         self._turn = threading.Lock()
 
     def fetch(self, name: str, etag: str | None, begin: int, end: int) -> memoryview:
@@ -42,7 +44,6 @@ class FakeBucket:
         data = bytearray(self.objects[name][begin:end])
         assert len(data) == end - begin
         with self._turn:
-            self.fetched_bytes += len(data)
             if self.damages and data:
                 self.damages -= 1
                 data[0] ^= 1
@@ -162,15 +163,19 @@ def test_damage_on_the_way_is_fetched_once_more_and_in_the_bucket_removed(tmp_pa
 
 
 def test_few_pieces_of_a_pile_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large the pile: not more than are fetched at once are begun before the first one is used."""
+    """However large the pile: another one is only begun when one has been used."""
+    begun: list[Future[memoryview]] = []
+
+    def fetch_now(action: Callable[[], memoryview]) -> Future[memoryview]:
+        begun.append(completed(action()))
+        return begun[-1]
+
     monkeypatch.setattr(piles, "_PIECE_BYTES", 20)
-    reader, bucket, files, _ = make_pile(tmp_path, 3)
-    pile = piles._Pile(piles.list_path(tmp_path), 1, reader.settings.piles)  # type: ignore[arg-type]
-    pieces = reader._fetch_pieces(pile.additions, 2)
-    next(pieces)
-    for _ in range(100):
-        begun = bucket.fetched_bytes
-        if begun == 20 * piles._FETCHED_AT_ONCE:
-            break
-        threading.Event().wait(0.01)
-    assert bucket.fetched_bytes <= 20 * piles._FETCHED_AT_ONCE < files[1].size_bytes
+    monkeypatch.setattr(piles, "in_background", fetch_now)
+    reader, _, files, _ = make_pile(tmp_path, 3)
+    assert reader.settings.piles is not None
+    pile = piles._Pile(piles.list_path(tmp_path), 1, reader.settings.piles)
+    used = 0
+    for used, _ in enumerate(reader._fetch_pieces(pile.additions, 2), 1):
+        assert len(begun) < used + piles._FETCHED_AT_ONCE
+    assert used == len(begun) > files[1].size_bytes // 20 > 2 * piles._FETCHED_AT_ONCE
