@@ -5,7 +5,7 @@ Engines remember the words that they have seen, so that a text which is read twi
 as any real one. So this is made of manuals (packages.py, prose.py) without the sentences that occur again
 (documents.py).
 
-    python benchmarks/corpus.py     # once, 20 minutes; into benchmarks/.data: 2.3 GB of packages, 1.1 GB
+    python benchmarks/bench_corpus.py   # once, 20 minutes; into benchmarks/.data: 2.3 GB of packages, 1.1 GB
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The guard watches the whole machine, because other programs have precedence. For each process it counts the private
 memory, which is what grows, and once the shared memory of the parent, mostly libraries. The kernel has both figures at
-hand, while PSS takes milliseconds to compute. The guard only advises; executors/local/pool.py acts on it. The memory of
-a single batch is bounded by its size, not here.
+hand, while PSS takes milliseconds to compute. The guard only advises; executors/local/executor.py acts on it. The
+memory of a single batch is bounded by its size, not here.
 """
 
 from __future__ import annotations
